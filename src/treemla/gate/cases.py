@@ -1,0 +1,46 @@
+"""What the performance layer measures."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class VerifyCase:
+    """One verify call in bf16: the committed tokens of each request, T, H and the page size of its slots."""
+
+    contexts: tuple[int, ...]
+    tree_tokens: int
+    heads: int
+    page_size: int = 1
+
+    @property
+    def batch(self) -> int:
+        return len(self.contexts)
+
+    @property
+    def id(self) -> str:
+        """verify-b8-c16384-t9-h8-p1-bf16, or -c4096_512- where lengths differ."""
+        same = len(set(self.contexts)) == 1
+        context = "_".join(map(str, self.contexts[:1] if same else self.contexts))
+        return f"verify-b{self.batch}-c{context}-t{self.tree_tokens}-h{self.heads}-p{self.page_size}-bf16"
+
+
+def _case(batch: int, context: int, tree_tokens: int, heads: int, page_size: int = 1) -> VerifyCase:
+    return VerifyCase((context,) * batch, tree_tokens, heads, page_size)
+
+
+CASES = (
+    _case(1, 4096, 9, 8),
+    _case(1, 16384, 9, 8),
+    _case(1, 16384, 9, 16),
+    _case(1, 65536, 1, 8),
+    _case(1, 65536, 9, 8),
+    _case(1, 65536, 16, 8),
+    _case(1, 65536, 32, 8),
+    _case(8, 4096, 9, 8),
+    _case(8, 16384, 1, 8),
+    _case(8, 16384, 9, 8),
+    _case(8, 16384, 9, 64),
+    _case(32, 4096, 9, 8),
+    _case(1, 65536, 9, 8, page_size=64),
+    VerifyCase((65536, 16384, 4096, 512), 9, 8),
+)

@@ -1,0 +1,110 @@
+"""`python -m treemla VERB`: what nox sessions, CI and people run. Exit codes: `treemla.gate.exits`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from treemla import nvcc, tiles
+from treemla.gate import doctor, layers, static
+from treemla.gate.cases import CASES
+from treemla.gate.check import check
+from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.report import table
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit code is its verdict."""
+    given = parser().parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except InvalidEnvironment as error:
+        print(f"invalid environment: {error}", file=sys.stderr)
+        return int(Exit.INVALID_ENVIRONMENT)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m treemla", description="Tree-verify MLA attention: its regression suite."
+    )
+    verbs = made.add_subparsers(metavar="VERB", required=True)
+
+    verb = verbs.add_parser("check", help="run every layer this machine can run, then one summary")
+    verb.set_defaults(run=lambda _: check())
+
+    verb = verbs.add_parser("test", help="run one layer; what follows its name goes to pytest")
+    verb.add_argument("layer", choices=[name for name, layer in layers.LAYERS.items() if layer.is_pytest])
+    verb.add_argument("extra", nargs=argparse.REMAINDER, metavar="...")
+    verb.set_defaults(run=run_test)
+
+    verb = verbs.add_parser(
+        "bench", help="time the kernels on this GPU, beside SGLang's Triton kernel where it is installed"
+    )
+    verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
+    verb.add_argument("--out", type=Path, default=Path("build/gpu-perf.jsonl"), help="default: %(default)s")
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verb.set_defaults(run=run_bench)
+
+    verb = verbs.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
+    verb.set_defaults(run=run_static)
+
+    verb = verbs.add_parser("doctor", help="what this machine has, what is wrong with it, what to do")
+    verb.set_defaults(run=run_doctor)
+    return made
+
+
+def run_test(given: argparse.Namespace) -> Exit:
+    layer = layers.LAYERS[given.layer]
+    outcome = layers.run(layer, given.extra)
+    if outcome.exit is not Exit.PASS:
+        print(f"{layer.name}: {outcome.exit.name}: {outcome.why}", file=sys.stderr)
+    return outcome.exit
+
+
+def run_bench(given: argparse.Namespace) -> Exit:
+    from treemla.gate.bench import bench
+
+    chosen = [case for case in CASES if not given.case or any(text in case.id for text in given.case)]
+    if not chosen:
+        print(
+            f"--case: expected part of one of {', '.join(case.id for case in CASES)}, got {given.case}", file=sys.stderr
+        )
+        return Exit.USAGE
+    return bench(chosen, given.out, given.commit)
+
+
+def run_static(_: argparse.Namespace) -> Exit:
+    try:
+        reports = [static.report(arch) for arch in tiles.TARGETS]
+    except nvcc.NvccError as error:
+        raise InvalidEnvironment(str(error)) from error
+    headers = [
+        "arch",
+        "kernel",
+        "registers",
+        "spill bytes",
+        "stack bytes",
+        "static smem",
+        "dynamic smem",
+        "instructions",
+    ]
+    rows = [
+        [report.arch, kernel.name, kernel.registers, kernel.spill_bytes, kernel.stack_bytes, kernel.static_shared_bytes,
+         static.dynamic_shared_bytes(kernel.name, tiles.TARGETS[report.arch]), kernel.instructions]
+        for report in reports
+        for kernel in report.kernels
+    ]  # fmt: skip
+    print(table(headers, rows))
+    problems = [f"{report.arch}: {problem}" for report in reports for problem in report.problems]
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    return Exit.FAILED if problems else Exit.PASS
+
+
+def run_doctor(_: argparse.Namespace) -> Exit:
+    """Always a full list. Fails where what a CPU needs is wrong; a missing GPU is a fact, not a fault."""
+    found = doctor.facts()
+    for fact in found:
+        line = f"{fact.name:18} {fact.value}"
+        print(f"{line}  <- {fact.problem}; {fact.remedy}" if fact.problem else line)
+    return Exit.INVALID_ENVIRONMENT if any(fact.problem and fact.name == "torch" for fact in found) else Exit.PASS

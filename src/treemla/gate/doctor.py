@@ -1,0 +1,144 @@
+"""Facts about this machine, each with what is wrong and what to do about it."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from treemla import cubins, nvcc, tiles
+from treemla.gate import static
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.fingerprint import driver_version, package_version
+
+MIN_TORCH = (2, 11)
+MIN_DRIVER = 580  # the first that loads CUDA 13 code
+SANITIZER_PROBE = "import torch; torch.zeros(1, device='cuda').add_(1).cpu()"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`problem` is empty where the fact is fine; `remedy` says what to do otherwise."""
+
+    name: str
+    value: str
+    problem: str = ""
+    remedy: str = ""
+
+
+def facts() -> list[Fact]:
+    """Every fact, in the order in which one depends on another."""
+    return [_python(), _torch(), _gpu(), _driver(), _cuda_core(), _nvcc(), *map(_cubin, tiles.TARGETS), _cuobjdump(),
+            _sanitizer(), _package("triton", "the Triton peer"), _package("sglang", "the Triton peer")]  # fmt: skip
+
+
+def gpu_problem() -> str:
+    """Why this machine cannot run the kernels; empty where it can."""
+    if not torch.cuda.is_available():
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA GPU"
+        return f"no GPU: {built}"
+    try:
+        cubins.target_of(torch.device("cuda", torch.cuda.current_device()))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def sanitizer_problem() -> str:
+    """Why compute-sanitizer cannot be used here; empty where a trivial program runs clean under it."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        return "compute-sanitizer is not on PATH"
+    command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", SANITIZER_PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    except subprocess.TimeoutExpired:
+        return "compute-sanitizer did not finish a trivial program in 300 s"
+    said = done.stdout + done.stderr
+    if done.returncode == 0 and "ERROR SUMMARY: 0 errors" in said:
+        return ""
+    return f"compute-sanitizer does not work here: {(said.strip().splitlines() or ['it said nothing'])[-1]}"
+
+
+def _python() -> Fact:
+    return Fact("python", sys.version.split()[0])  # pip enforces the minimum
+
+
+def _torch() -> Fact:
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    value = f"{torch.__version__} ({built})"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MIN_TORCH:
+        return Fact("torch", value, f"older than {MIN_TORCH[0]}.{MIN_TORCH[1]}", "pip install 'torch>=2.11'")
+    return Fact("torch", value)
+
+
+def _gpu() -> Fact:
+    problem = gpu_problem()
+    if not torch.cuda.is_available():
+        return Fact("gpu", "none", problem, "run the gpu layers on a machine with an H200 or RTX PRO 6000 Blackwell")
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    value = f"{properties.name}, {properties.multi_processor_count} SMs, {torch.cuda.device_count()} visible"
+    return Fact("gpu", value, problem, "the portable path runs on a CPU" if problem else "")
+
+
+def _driver() -> Fact:
+    version = driver_version()
+    if version is None:
+        return Fact(
+            "driver",
+            "none",
+            "nvidia-smi does not answer",
+            "install the NVIDIA driver, 580 or newer, for the gpu layers",
+        )
+    if int(version.split(".")[0]) < MIN_DRIVER:
+        return Fact("driver", version, f"older than {MIN_DRIVER}: CUDA 13 code does not load", "update the driver")
+    return Fact("driver", version)
+
+
+def _cuda_core() -> Fact:
+    core, bindings = package_version("cuda-core"), package_version("cuda-bindings")
+    value = f"cuda-core {core or 'none'}, cuda-bindings {bindings or 'none'}"
+    missing = not core or not bindings or not bindings.startswith("13.")
+    remedy = "pip install 'cuda-core>=1,<2' 'cuda-bindings>=13,<14'"
+    return Fact("cuda-core", value, "launching on a GPU needs both", remedy) if missing else Fact("cuda-core", value)
+
+
+def _nvcc() -> Fact:
+    try:
+        found = nvcc.find()
+    except nvcc.NvccError:
+        return Fact("nvcc", "none", "cubins cannot be built here", nvcc.REMEDY)
+    return Fact("nvcc", f"{nvcc.version(found)} at {found}")
+
+
+def _cubin(arch: str) -> Fact:
+    """Builds it where it is missing and a compiler is at hand."""
+    try:
+        return Fact(f"cubin {arch}", str(cubins.cubin_path(arch)))
+    except RuntimeError as error:
+        first, *_ = str(error).splitlines()
+        return Fact(f"cubin {arch}", "none", first, "see nvcc above")
+
+
+def _cuobjdump() -> Fact:
+    try:
+        return Fact("cuobjdump", str(static.cuobjdump()))
+    except InvalidEnvironment as error:
+        return Fact("cuobjdump", "none", "the static layer cannot read cubins", str(error).partition("; ")[2])
+
+
+def _sanitizer() -> Fact:
+    problem = gpu_problem() or sanitizer_problem()
+    tool = shutil.which("compute-sanitizer") or "none"
+    remedy = "the gpu-sanitize layer needs a GPU machine where it works (CUDA toolkit 13.0)" if problem else ""
+    return Fact("compute-sanitizer", tool, problem, remedy)
+
+
+def _package(name: str, purpose: str) -> Fact:
+    version = package_version(name)
+    return Fact(name, version) if version else Fact(name, "none", f"{purpose} is missing", f"pip install {name}")
+
+
+WHY_NOT: dict[str, Callable[[], str]] = {"gpu": gpu_problem, "compute-sanitizer": sanitizer_problem}

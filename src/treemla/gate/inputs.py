@@ -1,0 +1,95 @@
+"""Inputs of a measured case: bf16, slots in random order, DDTree's trees, one KV buffer a layer."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from treemla import MaskLayout, SlotTable, VerifyPlan, VerifyShape, pack_tree_mask, reference
+from treemla.ddtree import best_first_tree
+from treemla.gate.cases import VerifyCase
+from treemla.gate.measure import COLD_BYTES, num_layers
+from treemla.tree import DraftTree, full_mask
+
+ROW_BYTES = 576 * 2
+SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads
+MAX_RELATIVE_ERROR = 2.0**-7  # two roundings to bf16: enough to tell a wrong kernel; tests/compare.py is the judge
+MAX_LSE_ERROR = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """owned: the slots of each request's n_b + T tokens. kv_layers: [S, 576] each. mask: SGLang's FULL layout."""
+
+    case: VerifyCase
+    q: torch.Tensor
+    kv_layers: Sequence[torch.Tensor]
+    owned: Sequence[torch.Tensor]
+    slots: SlotTable
+    seq_lens: torch.Tensor
+    mask: torch.Tensor
+    words: torch.Tensor
+    plan: VerifyPlan
+
+    def plan_step(self) -> None:
+        """What a step does once, before its layers."""
+        pack_tree_mask(self.mask, self.seq_lens, self.words, MaskLayout.FULL)
+        self.plan.update(self.seq_lens, self.slots)
+
+    def error_of(self, out: torch.Tensor, lse: torch.Tensor | None) -> str:
+        """What is wrong with the last request's rows as computed on the last layer; empty where nothing is."""
+        tokens = self.case.tree_tokens
+        one = [self.owned[-1]], [self.case.contexts[-1]], self.words[-tokens:]
+        want, want_lse = reference.verify_reference(self.q[-tokens:], self.kv_layers[-1], *one, sm_scale=SM_SCALE)
+        got = out[-tokens:].double()
+        relative = float((got - want).norm() / want.norm())
+        if not relative <= MAX_RELATIVE_ERROR:
+            return f"{self.case.id}: relative error {relative:.2e} against float64, at most {MAX_RELATIVE_ERROR:.2e} allowed"
+        off = 0.0 if lse is None else float((lse[-tokens:].double() - want_lse).abs().max())
+        if not off <= MAX_LSE_ERROR:
+            return f"{self.case.id}: lse off by {off:.2e} against float64, at most {MAX_LSE_ERROR:.2e} allowed"
+        return ""
+
+
+def make_inputs(case: VerifyCase, device: torch.device) -> Inputs:
+    """The same at every call on a device. The words are packed and the plan is made."""
+    seed = zlib.crc32(case.id.encode())
+    numpy_random, random = np.random.default_rng(seed), torch.Generator(device).manual_seed(seed)
+    pages = [-(-(n + case.tree_tokens) // case.page_size) for n in case.contexts]
+    layers = num_layers(sum(case.contexts) * ROW_BYTES)
+    pool_pages = max(sum(pages), -(-COLD_BYTES // (layers * ROW_BYTES * case.page_size)))
+    order = numpy_random.permutation(pool_pages)[: sum(pages), None] * case.page_size + np.arange(case.page_size)
+    held = np.split(order, np.cumsum(pages)[:-1])
+    owned = [
+        torch.from_numpy(slots.reshape(-1)[: n + case.tree_tokens]).to(device)
+        for slots, n in zip(held, case.contexts, strict=True)
+    ]
+    table = torch.zeros(case.batch, max(map(len, owned)), dtype=torch.int32, device=device)
+    for row, slots in zip(table, owned, strict=True):
+        row[: len(slots)] = slots.int()
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=random, device=device, dtype=torch.bfloat16)
+
+    trees = [random_tree(case.tree_tokens, numpy_random) for _ in range(case.batch)]
+    made = Inputs(
+        case=case,
+        q=randn(case.batch * case.tree_tokens, case.heads, 576),
+        kv_layers=[randn(pool_pages * case.page_size, 576) for _ in range(layers)],
+        owned=owned,
+        slots=SlotTable(table, torch.arange(case.batch, dtype=torch.int32, device=device)),
+        seq_lens=torch.tensor(case.contexts, dtype=torch.int32, device=device),
+        mask=torch.from_numpy(full_mask(trees, case.contexts)).to(device),
+        words=torch.zeros(case.batch * case.tree_tokens, dtype=torch.int64, device=device),
+        plan=VerifyPlan(VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size), case.batch, device),
+    )
+    made.plan_step()
+    return made
+
+
+def random_tree(tree_tokens: int, random: np.random.Generator) -> DraftTree:
+    """DDTree's tree for random marginals: 16 positions of 8 tokens each."""
+    logits = 2.0 * np.sort(random.standard_normal((16, 8)), axis=1)[:, ::-1]
+    return best_first_tree(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), tree_tokens - 1)[0]

@@ -1,0 +1,166 @@
+"""What the compiled kernels say about themselves, without a GPU: registers, spills, stack, shared memory.
+
+Two witnesses that must agree: the compiler's log that lies beside each cubin, and cuobjdump's reading of the cubin.
+The log alone knows spills and warnings; the cubin alone is what ships.
+"""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from treemla import cubins, nvcc, tiles
+from treemla.gate.exits import InvalidEnvironment
+
+RESERVED_SHARED_BYTES = 1024  # the system keeps these of every block's shared memory; cuobjdump counts them as static
+MAX_REGISTERS = 255
+
+
+class UnreadableOutput(RuntimeError):
+    """A tool said something that these parsers do not know: a gate must not pass on it."""
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """One kernel of one cubin. Bytes are per thread for spills and stack, per block for shared memory."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    static_shared_bytes: int
+    local_accesses: int  # LDL and STL instructions: a spill or an array in local memory, whatever the log says
+    instructions: int
+
+
+@dataclass(frozen=True)
+class StaticReport:
+    """`problems`: one sentence each, empty where the cubin passes."""
+
+    arch: str
+    kernels: tuple[KernelResources, ...]
+    problems: tuple[str, ...]
+
+
+def report(arch: str) -> StaticReport:
+    """Build or find the cubin of `arch` and read it."""
+    return report_on(cubins.cubin_path(arch), tiles.TARGETS[arch], tiles.KERNEL_NAMES)
+
+
+def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> StaticReport:
+    """Read one cubin and the log beside it; `expected` are the kernels it must hold."""
+    log = nvcc.log_path(cubin).read_text()
+    logged, warnings = parse_ptxas_log(log)
+    usage = parse_resource_usage(_cuobjdump("-res-usage", cubin))
+    sass = parse_sass(_cuobjdump("-sass", cubin))
+    if not set(logged) == set(usage) == set(sass):
+        raise UnreadableOutput(
+            f"{cubin}: log, resource usage and SASS name different kernels: "
+            f"{sorted(logged)}, {sorted(usage)}, {sorted(sass)}"
+        )
+    kernels = tuple(
+        KernelResources(
+            name=name,
+            registers=usage[name]["REG"],
+            spill_bytes=logged[name],
+            stack_bytes=usage[name]["STACK"],
+            static_shared_bytes=max(0, usage[name]["SHARED"] - RESERVED_SHARED_BYTES),
+            local_accesses=sass[name].count("LDL") + sass[name].count("STL"),
+            instructions=len(sass[name]),
+        )
+        for name in sorted(usage)
+    )
+    return StaticReport(target.arch, kernels, (*warnings, *_problems(kernels, target, expected)))
+
+
+def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expected: tuple[str, ...]) -> list[str]:
+    names = {kernel.name for kernel in kernels}
+    found = [f"{name}: missing from the cubin" for name in expected if name not in names]
+    for kernel in kernels:
+        if kernel.name not in expected:
+            found.append(f"{kernel.name}: not one of tiles.KERNEL_NAMES")
+        if kernel.spill_bytes:
+            found.append(f"{kernel.name}: spills {kernel.spill_bytes} bytes")
+        if kernel.stack_bytes:
+            found.append(f"{kernel.name}: {kernel.stack_bytes} bytes of stack")
+        if kernel.local_accesses:
+            found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
+        shared = kernel.static_shared_bytes + dynamic_shared_bytes(kernel.name, target)
+        if shared > target.shared_memory_limit_bytes:
+            found.append(f"{kernel.name}: {shared} bytes of shared memory, {target.shared_memory_limit_bytes} allowed")
+    return found
+
+
+def dynamic_shared_bytes(name: str, target: tiles.Target) -> int:
+    """What the host asks for at launch: fixed for a verify kernel, none or little for the others."""
+    for row_tiles in range(1, tiles.MAX_ROW_TILES + 1):
+        rows = tiles.ROW_TILE * row_tiles
+        if name == tiles.verify_kernel_name(rows):
+            return tiles.shared_memory_bytes(target, rows)
+    return 0
+
+
+def parse_ptxas_log(log: str) -> tuple[dict[str, int], list[str]]:
+    """({kernel: bytes spilled, stores and loads}, warnings) from what nvcc -Xptxas -v printed."""
+    spills: dict[str, int] = {}
+    entry = None
+    for line in log.splitlines():
+        if found := re.search(r"Compiling entry function '([^']+)'", line):
+            entry = found.group(1)
+        elif found := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            if entry is None:
+                continue  # a device function that was not inlined; its spills show in cuobjdump's stack
+            spills[entry] = spills.get(entry, 0) + int(found.group(1)) + int(found.group(2))
+            entry = None
+    warnings = [line.strip() for line in log.splitlines() if re.search(r"\bwarning\b|Potential Performance Loss", line)]
+    return spills, warnings
+
+
+def parse_resource_usage(said: str) -> dict[str, dict[str, int]]:
+    """{kernel: {"REG": 40, "STACK": 0, "SHARED": 1024, ...}} from cuobjdump -res-usage."""
+    blocks = re.findall(r"Function (\S+):\s*\n\s*(REG:.*)", said)
+    if not blocks:
+        raise UnreadableOutput(f"cuobjdump -res-usage: expected kernels, got {said[:200]!r}")
+    return {name: {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", line)} for name, line in blocks}
+
+
+def parse_sass(said: str) -> dict[str, list[str]]:
+    """{kernel: its opcodes without modifiers, in order} from cuobjdump -sass."""
+    opcodes: dict[str, list[str]] = {}
+    kernel = None
+    for line in said.splitlines():
+        if found := re.search(r"^\s*Function : (\S+)", line):
+            kernel = found.group(1)
+            opcodes[kernel] = []
+        elif found := re.search(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", line):
+            if kernel is None:
+                raise UnreadableOutput(f"cuobjdump -sass: an instruction outside any kernel: {line.strip()!r}")
+            opcodes[kernel].append(found.group(1))
+    empty = [name for name, found in opcodes.items() if not found]
+    if not opcodes or empty:
+        raise UnreadableOutput(f"cuobjdump -sass: expected kernels with instructions, got {empty or said[:200]!r}")
+    return opcodes
+
+
+def _cuobjdump(option: str, cubin: Path) -> str:
+    tool = cuobjdump()
+    done = subprocess.run([tool, option, cubin], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise InvalidEnvironment(f"{tool} {option} {cubin}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def cuobjdump() -> Path:
+    """The tool beside nvcc, else on PATH."""
+    try:
+        beside = nvcc.find().with_name("cuobjdump")
+        if beside.is_file():
+            return beside
+    except nvcc.NvccError:
+        pass
+    if on_path := shutil.which("cuobjdump"):
+        return Path(on_path)
+    raise InvalidEnvironment(
+        "cuobjdump: not found; pip install 'nvidia-cuda-cuobjdump==13.2.*' 'nvidia-cuda-nvdisasm==13.2.*'"
+    )
