@@ -1,0 +1,192 @@
+"""The two cutting rules, over random lengths: what every schedule must keep, and what each rule promises."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from treemla.schedule import (
+    DIRECT,
+    MIN_PART_TILES,
+    OVERLONG,
+    REQUEST_OVERHEAD_TILES,
+    Schedule,
+    balanced_schedule,
+    committed_tokens,
+    fixed_schedule,
+)
+from treemla.tiles import TILE_TOKENS
+
+EDGES = [OVERLONG, 0, 1, TILE_TOKENS - 1, TILE_TOKENS, TILE_TOKENS + 1, 2 * TILE_TOKENS, 4095, 4096, 65_536]
+length = st.one_of(st.sampled_from(EDGES), st.integers(0, 300), st.integers(0, 70_000))
+lengths = st.one_of(st.lists(length, min_size=1, max_size=8), st.lists(length, min_size=1, max_size=300))
+tree_tokens = st.one_of(st.sampled_from([1, 2, 9, 32, 33, 63, 64]), st.integers(1, 64))
+parts = st.one_of(st.integers(1, 8), st.sampled_from([66, 132, 188, 500, 3000]))
+split_tiles = st.one_of(st.sampled_from([1, 2, 16]), st.integers(1, 300))
+
+
+def balanced(lengths: list[int], tree_tokens: int, parts: int) -> Schedule:
+    return balanced_schedule(np.array(lengths, np.int32), tree_tokens=tree_tokens, parts=parts)
+
+
+def fixed(lengths: list[int], tree_tokens: int, parts: int, split_tiles: int) -> Schedule:
+    split_tokens = split_tiles * TILE_TOKENS
+    return fixed_schedule(np.array(lengths, np.int32), tree_tokens=tree_tokens, parts=parts, split_tokens=split_tokens)
+
+
+def pieces_of(schedule: Schedule, request: int) -> list[list[int]]:
+    return schedule.pieces[schedule.request_ptr[request] : schedule.request_ptr[request + 1]].tolist()
+
+
+def check_covers_every_token_once(schedule: Schedule, lengths: list[int], tree_tokens: int) -> None:
+    """Pieces of a request join end to end from 0 to n + T, none is empty, and each names its request."""
+    assert len(schedule.request_ptr) == len(lengths) + 1
+    assert schedule.request_ptr[0] == 0
+    assert schedule.request_ptr[-1] == len(schedule.pieces)
+    for request, n in enumerate(lengths):
+        pieces = pieces_of(schedule, request)
+        if n == OVERLONG:
+            assert pieces == []
+            continue
+        assert [piece[0] for piece in pieces] == [request] * len(pieces)
+        begins, ends = [piece[1] for piece in pieces], [piece[2] for piece in pieces]
+        assert [*begins, n + tree_tokens] == [0, *ends]
+        assert all(begin < end for begin, end in zip(begins, ends, strict=True))
+
+
+def check_cuts_at_tiles_outside_the_tree(schedule: Schedule, lengths: list[int]) -> None:
+    """So the tree is whole, in the last piece."""
+    for request, n in enumerate(lengths):
+        for _, begin, _, _ in pieces_of(schedule, request)[1:]:
+            assert begin % TILE_TOKENS == 0
+            assert begin <= n
+
+
+def check_slots(schedule: Schedule, num_requests: int, max_slots: int) -> None:
+    """A request's only piece writes the output; the others have slots of their own, inside the workspace."""
+    used = []
+    for request in range(num_requests):
+        slots = [piece[3] for piece in pieces_of(schedule, request)]
+        if len(slots) == 1:
+            assert slots == [DIRECT]
+        used += slots if len(slots) > 1 else []
+    assert len(set(used)) == len(used)
+    assert all(0 <= slot < max_slots for slot in used)
+
+
+def check_parts_share_all_pieces(schedule: Schedule, parts: int) -> None:
+    assert len(schedule.part_ptr) == parts + 1
+    assert schedule.part_ptr[0] == 0
+    assert schedule.part_ptr[-1] == len(schedule.pieces)
+    assert (np.diff(schedule.part_ptr) >= 0).all()
+
+
+@given(lengths, tree_tokens, parts)
+@example([OVERLONG, 100], 9, 4)  # the first cut meets a request without pieces
+@example([0], 1, 3000)  # more parts than tokens
+def test_balanced_schedule_is_well_formed(lengths: list[int], tree_tokens: int, parts: int) -> None:
+    schedule = balanced(lengths, tree_tokens, parts)
+    check_covers_every_token_once(schedule, lengths, tree_tokens)
+    check_cuts_at_tiles_outside_the_tree(schedule, lengths)
+    check_slots(schedule, len(lengths), max_slots=2 * (parts - 1))
+    check_parts_share_all_pieces(schedule, parts)
+    assert len(schedule.pieces) <= len(lengths) + parts - 1
+
+
+@given(lengths, tree_tokens, parts, split_tiles)
+def test_fixed_schedule_is_well_formed(lengths: list[int], tree_tokens: int, parts: int, split_tiles: int) -> None:
+    schedule = fixed(lengths, tree_tokens, parts, split_tiles)
+    check_covers_every_token_once(schedule, lengths, tree_tokens)
+    check_cuts_at_tiles_outside_the_tree(schedule, lengths)
+    check_slots(schedule, len(lengths), max_slots=len(schedule.pieces))
+    check_parts_share_all_pieces(schedule, parts)
+
+
+@given(lengths, tree_tokens, parts)
+def test_balanced_part_costs_at_most_its_share_and_one_tree(lengths: list[int], tree_tokens: int, parts: int) -> None:
+    """A part's tiles, and the overhead between its requests, exceed the equal share by no more than a tree's tiles."""
+    schedule = balanced(lengths, tree_tokens, parts)
+    held = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
+    share = max(MIN_PART_TILES, -(-(held + REQUEST_OVERHEAD_TILES * (len(lengths) - 1)) // parts))
+    atom = -(-(TILE_TOKENS - 1 + tree_tokens) // TILE_TOKENS) - 1  # tiles that a cut inside the tree moves over
+    for first, end in zip(schedule.part_ptr[:-1], schedule.part_ptr[1:], strict=True):
+        tiles = [-(-(piece[2] - piece[1]) // TILE_TOKENS) for piece in schedule.pieces[first:end].tolist()]
+        assert sum(tiles) + REQUEST_OVERHEAD_TILES * max(0, len(tiles) - 1) <= share + atom
+
+
+@given(lengths, tree_tokens, parts)
+def test_balanced_cuts_are_those_of_counting_tile_by_tile(lengths: list[int], tree_tokens: int, parts: int) -> None:
+    """Walk the line one tile at a time; a tile at x belongs to part x // share, the tree's tiles go together."""
+    total = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
+    share = max(MIN_PART_TILES, -(-(total + REQUEST_OVERHEAD_TILES * (len(lengths) - 1)) // parts))
+    expected: list[tuple[int, int, int]] = []  # part, request, first token
+    position = 0
+    for request, n in enumerate(lengths):
+        held = 0 if n == OVERLONG else -(-(n + tree_tokens) // TILE_TOKENS)
+        for tile in range(held):
+            part = (position + (held - 1 if tile >= n // TILE_TOKENS else tile)) // share
+            if not expected or expected[-1][:2] != (part, request):
+                expected.append((part, request, tile * TILE_TOKENS))
+        position += held + REQUEST_OVERHEAD_TILES
+    schedule = balanced(lengths, tree_tokens, parts)
+    part_of_piece = np.repeat(np.arange(parts), np.diff(schedule.part_ptr)).tolist()
+    pieces = [(part, *piece[:2]) for part, piece in zip(part_of_piece, schedule.pieces.tolist(), strict=True)]
+    assert pieces == expected
+
+
+@given(st.integers(0, 200_000), tree_tokens, parts)
+def test_balanced_single_request_is_cut_into_equal_pieces(n: int, tree_tokens: int, parts: int) -> None:
+    """Every piece but the last two is exactly the share; the last cut may move down to spare the tree."""
+    schedule = balanced([n], tree_tokens, parts)
+    held = -(-(n + tree_tokens) // TILE_TOKENS)
+    share = max(MIN_PART_TILES, -(-held // parts))
+    sizes = [(end - begin) for _, begin, end, _ in schedule.pieces.tolist()]
+    assert all(size == share * TILE_TOKENS for size in sizes[:-2])
+    assert all(size <= share * TILE_TOKENS for size in sizes[:-1])
+    assert len(sizes) >= n // TILE_TOKENS // share
+
+
+@given(lengths, tree_tokens, parts, split_tiles)
+def test_fixed_cuts_of_a_request_ignore_the_others(
+    lengths: list[int], tree_tokens: int, parts: int, split_tiles: int
+) -> None:
+    together = fixed(lengths, tree_tokens, parts, split_tiles)
+    for request, n in enumerate(lengths):
+        alone = fixed([n], tree_tokens, 7, split_tiles)
+        assert [p[1:3] for p in pieces_of(together, request)] == [p[1:3] for p in pieces_of(alone, 0)]
+
+
+@given(lengths, tree_tokens, parts, split_tiles)
+def test_fixed_cuts_lie_at_multiples_of_the_split(
+    lengths: list[int], tree_tokens: int, parts: int, split_tiles: int
+) -> None:
+    schedule = fixed(lengths, tree_tokens, parts, split_tiles)
+    for request, n in enumerate(lengths):
+        begins = [piece[1] for piece in pieces_of(schedule, request)]
+        assert begins == ([] if n == OVERLONG else list(range(0, max(n, 1), split_tiles * TILE_TOKENS)))
+
+
+@given(lengths, tree_tokens, parts, split_tiles)
+def test_fixed_parts_hold_equally_many_pieces(
+    lengths: list[int], tree_tokens: int, parts: int, split_tiles: int
+) -> None:
+    counts = np.diff(fixed(lengths, tree_tokens, parts, split_tiles).part_ptr)
+    assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "tail", "capacity", "expected"),
+    [(0, 0, 9, 0), (0, 1, 9, 0), (-5, 0, 9, 0), (7, 0, 16, 7), (7, 0, 15, OVERLONG), (8, 1, 16, 7), (2**40, 0, 99, -1)],
+)
+def test_committed_tokens(seq_len: int, tail: int, capacity: int, expected: int) -> None:
+    """n_b = max(0, seq_len - tail), and OVERLONG as soon as the tree no longer fits the slots."""
+    got = committed_tokens(np.array([seq_len]), np.array([capacity]), tail=tail, tree_tokens=9)
+    assert got.tolist() == [expected]
+    assert got.dtype == np.int32
+
+
+def test_schedule_arrays_are_int32() -> None:
+    """The device reads them as they are."""
+    for schedule in (balanced([5, 70], 3, 4), fixed([5, 70], 3, 4, 1)):
+        for array in (schedule.committed, schedule.pieces, schedule.part_ptr, schedule.request_ptr):
+            assert array.dtype == np.int32
