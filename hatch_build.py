@@ -1,7 +1,7 @@
 """Build hook: compiles csrc/ to one cubin per target and puts them into the wheel, with the compiler's log beside each.
 
 Where nothing can be compiled (no nvcc for this platform, no host compiler) the wheel is made without cubins: the
-portable path works, and a call on a GPU says what is missing. An editable install compiles nothing: a checkout
+portable path works, and a call on a GPU says what is missing. Source that nvcc rejects fails the build. An editable install compiles nothing: a checkout
 builds into the cache when a kernel is first asked for.
 """
 
@@ -24,7 +24,7 @@ class CubinHook(BuildHookInterface):
         try:
             for arch in target_archs(package / "tiles.py"):
                 self._include(nvcc, nvcc.build(csrc, arch), nvcc.source_hash(csrc, arch), build_data)
-        except nvcc.NvccError as error:
+        except nvcc.NvccMissing as error:
             build_data["force_include"].clear()
             self.app.display_warning(f"treemla: THIS WHEEL HAS NO CUBINS AND WILL NOT RUN ON A GPU\n{error}")
             return

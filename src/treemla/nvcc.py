@@ -26,7 +26,11 @@ REMEDY = (
 
 
 class NvccError(RuntimeError):
-    """No usable nvcc, or it rejected the source."""
+    """nvcc rejected the source, or the cache cannot be trusted."""
+
+
+class NvccMissing(NvccError):
+    """This machine has no usable nvcc, or no host compiler for it."""
 
 
 def find() -> Path:
@@ -41,7 +45,7 @@ def find() -> Path:
         if version(nvcc).startswith(SUPPORTED_RELEASE):
             return nvcc
     seen = ", ".join(f"{nvcc} ({version(nvcc)})" for nvcc in present) or "none"
-    raise NvccError(f"nvcc: expected a CUDA 13 compiler, found {seen}; {REMEDY}")
+    raise NvccMissing(f"nvcc: expected a CUDA 13 compiler, found {seen}; {REMEDY}")
 
 
 def version(nvcc: Path) -> str:
@@ -89,13 +93,16 @@ def build(csrc: Path, arch: str) -> Path:
 
 def compile_cubin(nvcc: Path, unit: Path, arch: str, cubin: Path) -> None:
     """Run nvcc on one translation unit; what it says goes to `log_path(cubin)`."""
+    if not shutil.which("g++"):
+        raise NvccMissing(
+            "nvcc needs g++, its host compiler, which is not on PATH: install it (Debian: apt-get install g++)"
+        )
     command = [str(nvcc), f"-arch={arch}", *FLAGS, unit.name, "-o", str(cubin)]
     done = subprocess.run(
         command, cwd=unit.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
     if done.returncode != 0:
-        hint = "" if shutil.which("g++") else "\n(nvcc needs a host compiler: g++ is not on PATH)"
-        raise NvccError(f"nvcc failed on {unit} ({' '.join(command)}):\n{done.stdout.strip()}{hint}")
+        raise NvccError(f"nvcc failed on {unit} ({' '.join(command)}):\n{done.stdout.strip()}")
     log_path(cubin).write_text(done.stdout)
 
 

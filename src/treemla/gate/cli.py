@@ -76,8 +76,11 @@ def run_bench(given: argparse.Namespace) -> Exit:
 def run_static(_: argparse.Namespace) -> Exit:
     try:
         reports = [static.report(arch) for arch in tiles.TARGETS]
-    except nvcc.NvccError as error:
+    except nvcc.NvccMissing as error:
         raise InvalidEnvironment(str(error)) from error
+    except nvcc.NvccError as error:
+        print(f"FAILED: {error}")
+        return Exit.FAILED
     headers = [
         "arch",
         "kernel",

@@ -1,0 +1,144 @@
+"""The command line: verbs, exit codes, and that nothing passes by not having run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from treemla.gate import check, cli, doctor, layers
+from treemla.gate.exits import Exit
+from treemla.gate.layers import Layer, Outcome
+
+PASSED = Outcome(Exit.PASS, passed=3)
+NOT_RUN = Outcome(Exit.INVALID_ENVIRONMENT, why="no GPU", ran=False)
+
+
+def junit(tmp_path, cases):
+    path = tmp_path / "report.xml"
+    path.write_text(f'<testsuites><testsuite tests="9">{cases}</testsuite></testsuites>')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("code", "cases", "expected"),
+    [
+        (0, "<testcase/><testcase/>", (Exit.PASS, 2, 0)),
+        (1, "<testcase/><testcase><failure/></testcase>", (Exit.FAILED, 1, 1)),
+        (1, "<testcase><error/></testcase>", (Exit.FAILED, 0, 1)),
+        (0, "<testcase><failure/></testcase>", (Exit.FAILED, 0, 1)),
+        (0, "", (Exit.NOTHING_MEASURED, 0, 0)),
+        (5, "", (Exit.NOTHING_MEASURED, 0, 0)),
+        (0, "<testcase/><testcase><skipped/></testcase>", (Exit.NOTHING_MEASURED, 1, 0)),
+        (2, "<testcase><error/></testcase>", (Exit.FAILED, 0, 1)),
+        (3, "<testcase/>", (Exit.FAILED, 1, 0)),
+        (4, "", (Exit.USAGE, 0, 0)),
+        (-11, "<testcase/>", (Exit.FAILED, 1, 0)),
+    ],
+)
+def test_an_outcome_needs_both_the_exit_code_and_the_report(tmp_path, code, cases, expected):
+    outcome = layers.count_tests(code, junit(tmp_path, cases))
+    assert (outcome.exit, outcome.passed, outcome.failed) == expected
+    assert bool(outcome.why) == (outcome.exit is not Exit.PASS)
+
+
+@pytest.mark.parametrize("text", [None, "", "<testsuites><testsuite>", "not xml"])
+@pytest.mark.parametrize(("code", "verdict"), [(0, Exit.NOTHING_MEASURED), (1, Exit.FAILED), (-11, Exit.FAILED)])
+def test_a_missing_or_broken_report_never_passes(tmp_path, text, code, verdict):
+    path = tmp_path / "report.xml"
+    if text is not None:
+        path.write_text(text)
+    assert layers.count_tests(code, path).exit is verdict
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        ([PASSED, PASSED], Exit.PASS),
+        ([PASSED, NOT_RUN], Exit.PASS),
+        ([NOT_RUN, NOT_RUN], Exit.NOTHING_MEASURED),
+        ([], Exit.NOTHING_MEASURED),
+        ([PASSED, Outcome(Exit.FAILED), NOT_RUN], Exit.FAILED),
+        ([PASSED, Outcome(Exit.NOTHING_MEASURED)], Exit.NOTHING_MEASURED),
+        ([PASSED, Outcome(Exit.INVALID_ENVIRONMENT)], Exit.INVALID_ENVIRONMENT),
+        ([Outcome(Exit.NOTHING_MEASURED), Outcome(Exit.FAILED)], Exit.FAILED),
+    ],
+)
+def test_check_passes_only_where_something_ran_and_all_of_it_passed(outcomes, verdict):
+    assert check.overall({str(i): outcome for i, outcome in enumerate(outcomes)}) is verdict
+
+
+def test_the_summary_never_calls_a_layer_passed_that_did_not_run():
+    rows = check.summary({"unit": PASSED, "gpu-graph": NOT_RUN, "static": Outcome(Exit.FAILED, 1, 2)}).splitlines()[2:]
+    assert [row.split()[1] for row in rows] == ["passed", "not", "FAILED"]
+    assert "no GPU" in rows[1]
+
+
+@pytest.mark.parametrize("name", [name for name, layer in layers.LAYERS.items() if "gpu" in layer.needs])
+def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
+    monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ran"))
+    assert layers.run(layers.LAYERS[name]) == Outcome(Exit.INVALID_ENVIRONMENT, why="no GPU: none here", ran=False)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["test", "gpu-parity"], ["test", "gpu-graph"], ["test", "gpu-sanitize"], ["bench"]]
+)
+def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
+    monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
+    monkeypatch.setattr("treemla.gate.bench.gpu_problem", lambda: "no GPU: none here")
+    assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
+    assert "no GPU: none here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"]])
+def test_wrong_usage_exits_2(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == Exit.USAGE
+
+
+def test_bench_with_a_case_that_does_not_exist_exits_2(capsys):
+    assert cli.main(["bench", "--case", "no-such-case"]) == Exit.USAGE
+    assert "verify-b1-c4096-t9-h8-p1-bf16" in capsys.readouterr().err
+
+
+def test_a_run_counts_its_own_report_and_not_an_older_one(monkeypatch, tmp_path):
+    """The layer is a command that passes and writes no report; an old report lies where it would have been."""
+    monkeypatch.setattr(layers, "REPO", tmp_path)
+    quiet = Layer("quiet", ("pytest", "--version"))
+    (tmp_path / "build").mkdir()
+    (tmp_path / quiet.results).write_text("<testsuites><testcase/></testsuites>")
+    assert layers.run(quiet).exit is Exit.NOTHING_MEASURED
+
+
+def test_a_run_reports_the_tests_of_the_command_it_printed(monkeypatch, tmp_path, capfd):
+    (tmp_path / "test_two.py").write_text("def test_a(): pass\ndef test_b(): assert False\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setattr(layers, "REPO", tmp_path)
+    outcome = layers.run(Layer("two", ("pytest", "test_two.py")), ["-k", "a or b"])
+    assert (outcome.exit, outcome.passed, outcome.failed) == (Exit.FAILED, 1, 1)
+    printed = capfd.readouterr().out.splitlines()[0]
+    assert printed == "$ PYTHONPATH=src python -m pytest test_two.py --junitxml build/two.xml -k 'a or b'"
+
+
+@pytest.mark.parametrize(("text", "verdict"), [("", Exit.NOTHING_MEASURED), (None, Exit.NOTHING_MEASURED)])
+def test_a_bench_that_left_no_results_measured_nothing(tmp_path, text, verdict):
+    path = tmp_path / "a.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert layers.count_measurements(0, path).exit is verdict
+
+
+def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):
+    assert cli.main(["doctor"]) == Exit.PASS
+    said = capsys.readouterr().out.splitlines()
+    names = [line.split("  ")[0] for line in said]
+    assert len(set(names)) == len(names) >= 12
+    for fact in doctor.facts():
+        assert bool(fact.problem) == bool(fact.remedy), fact
+
+
+def test_the_module_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "treemla", "--help"], capture_output=True, text=True, check=True)
+    for verb in ("check", "test", "bench", "static", "doctor"):
+        assert verb in done.stdout
