@@ -1,0 +1,65 @@
+"""Which cases the parity suites run: one list a device, each the sum of sweeps that turn one knob of a base case."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from cases import FAMILIES, MIXES, SLOTS, TREES, Case
+
+TREE_TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 63, 64)
+HEADS = (1, 2, 3, 5, 8, 16, 20, 64, 128)
+PAGES = (1, 16, 64)
+
+
+def sweep(base: Case, **knobs: tuple[Any, ...]) -> Iterator[Case]:
+    """All combinations of the knobs' values, the rest as in `base`."""
+    for values in product(*knobs.values()):
+        yield replace(base, **dict(zip(knobs, values, strict=True)))
+
+
+def _cpu_cases() -> Iterator[Case]:
+    base = Case(MIXES[4], tree_tokens=9, heads=2, dtype="fp32")
+    yield from sweep(base, family=FAMILIES, tree=("ddtree", "none"))
+    yield from sweep(base, tree=TREES, family=("mean", "diffuse"))
+    yield from sweep(base, tree_tokens=TREE_TOKENS, parts=(0, 3))
+    yield from sweep(base, heads=HEADS[:6])
+    yield from sweep(base, page_size=PAGES, slots=SLOTS)
+    yield from sweep(base, parts=(1, 2, 3, 7, 64), family=("diffuse", "needle.cut", "needle.precut"))
+    yield from sweep(base, split=(32, 64))
+    yield from sweep(base, k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7))
+    yield from sweep(base, dtype=("fp16", "bf16"), family=FAMILIES)
+    yield from sweep(base, lengths=(MIXES[1], MIXES[2], (260, 388), (0,), (0, 0, 0), (63,)), heads=(2,), parts=(0, 7))
+    yield from sweep(replace(base, lengths=(70,) * 9), family=("needle.tree",), tree=TREES)
+    yield from sweep(replace(base, lengths=(40, 3, 0, 0)), padding=(1, 2), tree=("chain", "random"))
+    yield from sweep(replace(base, tree_tokens=1, tree="none"), tail=(0, 1))
+    yield replace(base, pair=1)
+
+
+def _gpu_cases() -> Iterator[Case]:
+    base = Case(MIXES[1], tree_tokens=9, heads=8)
+    for lengths in ((4096,), (16384,), (65536,), (16384,) * 8, (65536,) * 2):
+        yield from sweep(replace(base, lengths=lengths), family=FAMILIES)
+        yield from sweep(replace(base, lengths=lengths), tree=("chain", "none"))
+    yield from sweep(base, lengths=(MIXES[1], MIXES[2], MIXES[3]), tree_tokens=TREE_TOKENS)
+    yield from sweep(base, tree_tokens=(1, 9, 64), heads=HEADS)
+    yield from sweep(replace(base, lengths=(65536,)), tree_tokens=(1, 8, 17, 64), heads=(8, 16))
+    yield from sweep(replace(base, lengths=MIXES[3]), page_size=PAGES, slots=SLOTS)
+    yield from sweep(base, parts=(1, 2, 3, 7, 64, 500), family=("diffuse", "needle.cut", "needle.precut"))
+    yield from sweep(replace(base, lengths=(4096,)), parts=(1, 2, 3, 7, 64, 500), tree_tokens=(9, 64))
+    yield from sweep(replace(base, lengths=(260, 388, 33, 36)), tree_tokens=(8,), heads=(16,), parts=(0, 2, 3, 7, 64))
+    yield from sweep(replace(base, lengths=MIXES[3]), split=(32, 64, 1024))
+    yield from sweep(base, tree=TREES, family=("mean", "diffuse"))
+    yield from sweep(
+        replace(base, lengths=(100,) * 64), tree_tokens=(9, 33, 64), tree=("ddtree", "comb"), family=("needle.tree",)
+    )
+    yield from sweep(base, lengths=(MIXES[4],), k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7))
+    yield from sweep(replace(base, lengths=(4096, 1, 300, 0, 0)), padding=(1, 2), tree=("chain", "ddtree"))
+    yield from sweep(base, lengths=((0,), (0,) * 16, (0, 0, 5000, 0), (1,), (1, 1, 1)), heads=(8, 16))
+    yield from sweep(replace(base, tree_tokens=1, tree="none", lengths=MIXES[3]), tail=(0, 1), heads=(8, 16, 128))
+    yield from sweep(base, pair=(1,), lengths=(MIXES[1], (4096,)))
+    yield replace(base, lengths=(1000, 333), high=1)
+    yield replace(base, lengths=(1000, 333), high=1, page_size=64, slots="ranges64")
+
+
+CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": list(dict.fromkeys(_gpu_cases()))}

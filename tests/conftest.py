@@ -1,0 +1,54 @@
+"""Command line and fixtures of all suites: which device, which cases, how hypothesis runs."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+NO_DEVICE = 4  # exit code: the environment cannot run what was asked
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where the parity suites run")
+    parser.addoption(
+        "--case", action="append", metavar="ID", help="run the parity suites on this case id alone; repeatable"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, so before anything imports it
+
+    import hypothesis
+    import torch
+
+    if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
+        pytest.exit("--device cuda: expected a CUDA GPU, got none that torch can use", returncode=NO_DEVICE)
+    hypothesis.settings.register_profile("treemla", deadline=None, derandomize=True, print_blob=True)
+    hypothesis.settings.load_profile("treemla")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `case` runs over the list its module names for the device: CASES = {"cpu": .., "cuda": ..}."""
+    if "case" not in metafunc.fixturenames:
+        return
+    from cases import Case
+
+    asked = metafunc.config.getoption("--case")
+    listed = (
+        [Case.from_id(name) for name in asked]
+        if asked
+        else metafunc.module.CASES[metafunc.config.getoption("--device")]
+    )
+    metafunc.parametrize("case", listed, ids=lambda case: case.id)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest):
+    import torch
+
+    name = request.config.getoption("--device")
+    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
