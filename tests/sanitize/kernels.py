@@ -1,0 +1,133 @@
+"""Every kernel at every row-block height, over memory that nobody initialised but where the contract says so.
+
+Runs under compute-sanitizer (see run.py), so it is small and launches no kernel but treemla's: inputs come by copies
+from the host, and outputs, words, plan and workspace are left as the driver hands them out. Each result is compared
+with the portable path on the CPU.
+"""
+
+import os
+from dataclasses import dataclass
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so that the tool knows its bounds
+
+import torch
+
+from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, pack_tree_mask, verify_attention
+from treemla.tiles import MAX_ROW_TILES, ROW_TILE
+
+POOL_SLOTS = 400
+PAGE = 16
+TOLERANCE = 0.05  # enough to tell a right answer from garbage; tests/parity says how right
+
+
+@dataclass(frozen=True)
+class SanitizeCase:
+    heads: int
+    tree_tokens: int
+    lengths: tuple[int, ...] = (100, 0, 33)
+    num_padding: int = 0
+    layout: MaskLayout = MaskLayout.FULL
+    ranges: bool = False
+    index_dtype: torch.dtype = torch.int64
+    fixed_split: int = 0
+    parts: int = 4
+    chain: bool = False
+
+
+CASES = (
+    SanitizeCase(8, 1, chain=True),
+    SanitizeCase(8, 2, ranges=True, index_dtype=torch.int32),
+    SanitizeCase(3, 8, layout=MaskLayout.QLEN_ONLY, lengths=(100, 37, 0), num_padding=1),
+    SanitizeCase(8, 4, fixed_split=32),
+    SanitizeCase(5, 8, ranges=True, layout=MaskLayout.QLEN_ONLY),
+    SanitizeCase(8, 9, index_dtype=torch.int32),
+    SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
+)
+
+
+def run(case: SanitizeCase) -> None:
+    """One step on the GPU and on the CPU."""
+    random = torch.Generator().manual_seed(1)
+    shape = VerifyShape(case.heads, case.tree_tokens)
+    batch, tokens = len(case.lengths), len(case.lengths) * case.tree_tokens
+    owned = _owned_slots(case, random)
+    kv = torch.zeros(POOL_SLOTS, 576, dtype=torch.bfloat16)
+    kv_on_gpu = torch.empty_like(kv, device="cuda")
+    for slots in owned[: batch - case.num_padding]:
+        for page in slots.split(PAGE):  # a copy a page: a slot that nobody owns stays uninitialised
+            first, end = int(page[0]), int(page[-1]) + 1
+            kv[first:end] = torch.randn(end - first, 576, generator=random).bfloat16()
+            kv_on_gpu[first:end].copy_(kv[first:end])
+    q = torch.randn(tokens, case.heads, 576, generator=random).bfloat16()
+    seq_lens = torch.tensor(case.lengths, dtype=case.index_dtype)
+    mask = _mask(case)
+    expected = _step(case, shape, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
+    result = _step(case, shape, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
+    print(case, flush=True)
+    for got, want in zip(result, expected, strict=True):  # words, out, lse
+        torch.testing.assert_close(got.cpu(), want, atol=TOLERANCE, rtol=0)
+
+
+def _step(
+    case: SanitizeCase,
+    shape: VerifyShape,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    slots: SlotTable | SlotRanges,
+    seq_lens: torch.Tensor,
+    mask: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Words, out and lse."""
+    split = {"fixed_split_tokens": case.fixed_split, "max_context": 128} if case.fixed_split else {}
+    plan = VerifyPlan(shape, len(case.lengths), q.device, parts=case.parts, **split)
+    for name in ("committed", "pieces", "part_ptr", "request_ptr", "partial_out", "partial_lse"):
+        setattr(plan, name, torch.empty_like(getattr(plan, name)))
+    words = torch.empty(len(q), dtype=torch.int64, device=q.device)
+    pack_tree_mask(mask, seq_lens, words, case.layout, case.num_padding)
+    plan.update(seq_lens, slots)
+    out, lse = verify_attention(q, kv, slots, None if case.chain else words, plan, sm_scale=192**-0.5)
+    if int(plan.request_ptr.cpu()[len(case.lengths)]) <= len(case.lengths):
+        raise SystemExit(f"{case}: no request was cut, so nothing was combined")
+    return words, out, lse
+
+
+def _owned_slots(case: SanitizeCase, random: torch.Generator) -> list[torch.Tensor]:
+    """Whole pages in random order; the end of a request's last page belongs to nobody."""
+    pages = torch.randperm(POOL_SLOTS // PAGE, generator=random).tolist()
+    owned = []
+    for n in case.lengths:
+        held = n + case.tree_tokens
+        mine = [pages.pop() for _ in range(-(-held // PAGE))]
+        owned.append(torch.cat([page * PAGE + torch.arange(PAGE) for page in mine])[:held])
+    return owned
+
+
+def _slots(case: SanitizeCase, owned: list[torch.Tensor], device: str) -> SlotTable | SlotRanges:
+    if case.ranges:
+        indptr = torch.tensor([0] + [len(slots) for slots in owned]).cumsum(0).to(case.index_dtype)
+        return SlotRanges(indptr.to(device), torch.cat(owned).to(case.index_dtype).to(device))
+    table = torch.zeros(len(owned), max(map(len, owned)), dtype=torch.int32)
+    for row, slots in zip(table, owned, strict=True):
+        row[: len(slots)] = slots
+    return SlotTable(table.to(device), torch.arange(len(owned), dtype=case.index_dtype).to(device))
+
+
+def _mask(case: SanitizeCase) -> torch.Tensor:
+    """A comb: odd tokens are leaves on a spine of even ones."""
+    token = torch.arange(case.tree_tokens)
+    tree = (token[:, None] >= token) & ((token % 2 == 0) | (token == token[:, None]))
+    committed = case.lengths if case.layout is MaskLayout.FULL else [0] * len(case.lengths)
+    return torch.cat([torch.cat([tree.new_ones(len(tree), n), tree], dim=1).flatten() for n in committed])
+
+
+def main() -> None:
+    heights = {VerifyPlan(VerifyShape(case.heads, case.tree_tokens), 1, "cpu").block_rows for case in CASES}
+    if missing := {ROW_TILE * tiles for tiles in range(1, MAX_ROW_TILES + 1)} - heights:
+        raise SystemExit(f"no case has row blocks of height {sorted(missing)}")
+    for case in CASES:
+        run(case)
+    print(f"{len(CASES)} cases ran")
+
+
+if __name__ == "__main__":
+    main()
