@@ -6,7 +6,10 @@
 A machine without nox or network runs the printed commands itself, with PYTHONPATH=src.
 """
 
+import functools
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,71 +28,68 @@ SGLANG = "sglang==0.5.23"
 @nox.session
 def check(session: nox.Session) -> None:
     """Every layer this machine can run: the main job."""
-    treemla(session, "check")
+    run(session, "treemla", "check")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff and mypy."""
-    install(session)
-    python(session, "-m", "ruff", "check")
-    python(session, "-m", "ruff", "format", "--check")
-    python(session, "-m", "mypy")
+    run(session, "ruff", "check")
+    run(session, "ruff", "format", "--check")
+    run(session, "mypy")
 
 
 @nox.session
 def unit(session: nox.Session) -> None:
     """The tests a CPU can run: unit, and parity of the portable path."""
-    treemla(session, "test", "unit")
+    run(session, "treemla", "test", "unit", *session.posargs)
 
 
 @nox.session
 def static(session: nox.Session) -> None:
-    """Build the cubins, fail on spills, stack, too much shared memory, missing kernels."""
-    treemla(session, "static")
-    treemla(session, "test", "static")
+    """Build the cubins; fail on spills, stack, too much shared memory, missing kernels."""
+    run(session, "treemla", "static")
+    run(session, "treemla", "test", "static", *session.posargs)
 
 
 @nox.session(name="gpu-parity")
 def gpu_parity(session: nox.Session) -> None:
     """The kernels against float64 and SGLang's Triton kernel."""
-    treemla(session, "test", "gpu-parity")
+    run(session, "treemla", "test", "gpu-parity", *session.posargs)
 
 
 @nox.session(name="gpu-graph")
 def gpu_graph(session: nox.Session) -> None:
     """CUDA graph capture and replay."""
-    treemla(session, "test", "gpu-graph")
+    run(session, "treemla", "test", "gpu-graph", *session.posargs)
 
 
 @nox.session(name="gpu-sanitize")
 def gpu_sanitize(session: nox.Session) -> None:
     """The kernels under compute-sanitizer."""
-    treemla(session, "test", "gpu-sanitize")
+    run(session, "treemla", "test", "gpu-sanitize", *session.posargs)
 
 
 @nox.session(name="gpu-perf")
 def gpu_perf(session: nox.Session) -> None:
     """Kernel timings as data and as a table."""
-    treemla(session, "bench")
+    run(session, "treemla", "bench", *session.posargs)
 
 
-def treemla(session: nox.Session, *verb: str) -> None:
-    """Install, then the canonical command; arguments after `--` go to it."""
-    install(session)
-    python(session, "-m", "treemla", *verb, *session.posargs)
+def run(session: nox.Session, module: str, *arguments: str) -> None:
+    """Run `python -m module` in the shared environment and say how to do so without nox."""
+    install()
+    session.log(f"plain command: PYTHONPATH=src python -m {shlex.join([module, *arguments])}")
+    session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": "src"}, external=True)
 
 
-def python(session: nox.Session, *arguments: str) -> None:
-    session.log(f"plain command: PYTHONPATH=src python {' '.join(arguments)}")
-    session.run(PYTHON, *arguments, env={**os.environ, "PYTHONPATH": "src"}, external=True)
-
-
-def install(session: nox.Session) -> None:
-    """What `pyproject.toml` names; nothing is built, the checkout itself is what runs."""
+@functools.cache
+def install() -> None:
+    """What `pyproject.toml` names, once a run of nox; nothing is built, the checkout itself is what runs."""
     if not Path(PYTHON).exists():
-        session.run(sys.executable, "-m", "venv", str(ENVIRONMENT), external=True)
+        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
     needs = [*PYPROJECT["project"]["dependencies"], *nox.project.dependency_groups(PYPROJECT, "dev")]
     pip = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt")
-    session.run(*pip, *needs, external=True)
-    session.run(*pip, "--no-deps", SGLANG, external=True)
+    print(f"installing {len(needs)} requirements into {ENVIRONMENT}", flush=True)
+    subprocess.run([*pip, *needs], check=True)
+    subprocess.run([*pip, "--no-deps", SGLANG], check=True)

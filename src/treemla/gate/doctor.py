@@ -11,7 +11,7 @@ import torch
 from treemla import cubins, nvcc, tiles
 from treemla.gate import static
 from treemla.gate.exits import InvalidEnvironment
-from treemla.gate.fingerprint import driver_version, package_version
+from treemla.gate.fingerprint import checkout_problem, driver_version, package_version
 
 MIN_TORCH = (2, 11)
 MIN_DRIVER = 580  # the first that loads CUDA 13 code
@@ -141,4 +141,8 @@ def _package(name: str, purpose: str) -> Fact:
     return Fact(name, version) if version else Fact(name, "none", f"{purpose} is missing", f"pip install {name}")
 
 
-WHY_NOT: dict[str, Callable[[], str]] = {"gpu": gpu_problem, "compute-sanitizer": sanitizer_problem}
+WHY_NOT: dict[str, Callable[[], str]] = {
+    "checkout": checkout_problem,
+    "gpu": gpu_problem,
+    "compute-sanitizer": sanitizer_problem,
+}

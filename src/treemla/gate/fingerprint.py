@@ -11,7 +11,7 @@ import torch
 
 from treemla.gate.schema import Where
 
-REPO = Path(__file__).parents[3]
+REPO = Path(__file__).parents[3]  # of a checkout
 
 
 def collect(commit: str | None = None) -> Where:
@@ -35,8 +35,17 @@ def driver_version() -> str | None:
 
 
 def git_commit() -> str | None:
-    """The checkout's commit, with `-dirty` where tracked files differ from it; None without a checkout."""
-    return _said("git", "-C", str(REPO), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    """The checkout's commit, with `-dirty` where tracked files differ from it; None without one."""
+    return (
+        None
+        if checkout_problem()
+        else _said("git", "-C", str(REPO), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+    )
+
+
+def checkout_problem() -> str:
+    """Why this package's tests cannot be run; empty in a checkout."""
+    return "" if (REPO / "noxfile.py").is_file() else "no checkout: an installed treemla comes without its tests"
 
 
 def package_version(name: str) -> str | None:

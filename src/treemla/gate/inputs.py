@@ -53,13 +53,13 @@ class Inputs:
         return ""
 
 
-def make_inputs(case: VerifyCase, device: torch.device) -> Inputs:
-    """The same at every call on a device. The words are packed and the plan is made."""
+def make_inputs(case: VerifyCase, device: torch.device, cold_bytes: int = COLD_BYTES) -> Inputs:
+    """The same at every call on a device; pools of `cold_bytes` in all. The words are packed and the plan is made."""
     seed = zlib.crc32(case.id.encode())
     numpy_random, random = np.random.default_rng(seed), torch.Generator(device).manual_seed(seed)
     pages = [-(-(n + case.tree_tokens) // case.page_size) for n in case.contexts]
-    layers = num_layers(sum(case.contexts) * ROW_BYTES)
-    pool_pages = max(sum(pages), -(-COLD_BYTES // (layers * ROW_BYTES * case.page_size)))
+    layers = num_layers(sum(case.contexts) * ROW_BYTES, cold_bytes)
+    pool_pages = max(sum(pages), -(-cold_bytes // (layers * ROW_BYTES * case.page_size)))
     order = numpy_random.permutation(pool_pages)[: sum(pages), None] * case.page_size + np.arange(case.page_size)
     held = np.split(order, np.cumsum(pages)[:-1])
     owned = [

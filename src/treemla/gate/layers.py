@@ -47,11 +47,27 @@ class Layer:
 LAYERS = {
     layer.name: layer
     for layer in (
-        Layer("unit", ("pytest", "tests/unit", "tests/parity", "-n", "auto")),
-        Layer("static", ("pytest", "tests/static")),
-        Layer("gpu-parity", ("pytest", "tests/parity", "--device", "cuda"), ("gpu",)),
-        Layer("gpu-graph", ("pytest", "tests/graph", "--device", "cuda"), ("gpu",)),
-        Layer("gpu-sanitize", ("pytest", "tests/sanitize", "--device", "cuda"), ("gpu", "compute-sanitizer")),
+        Layer("unit", ("pytest", "tests/unit", "tests/parity", "-n", "auto"), ("checkout",)),
+        Layer("static", ("pytest", "tests/static"), ("checkout",)),
+        Layer(
+            "gpu-parity",
+            ("pytest", "tests/parity", "--device", "cuda"),
+            (
+                "checkout",
+                "gpu",
+            ),
+        ),
+        Layer(
+            "gpu-graph",
+            ("pytest", "tests/graph", "--device", "cuda"),
+            (
+                "checkout",
+                "gpu",
+            ),
+        ),
+        Layer(
+            "gpu-sanitize", ("pytest", "tests/sanitize", "--device", "cuda"), ("checkout", "gpu", "compute-sanitizer")
+        ),
         Layer("gpu-perf", ("treemla", "bench"), ("gpu",)),
     )
 }

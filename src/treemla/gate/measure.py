@@ -10,9 +10,9 @@ FLUSH_BYTES = 256 * 1024 * 1024  # read before each replay; more than any L2
 REPLAYS = 15
 
 
-def num_layers(layer_bytes: int) -> int:
-    """Layers a graph needs so that their KV exceeds COLD_BYTES, within LAYERS."""
-    return min(max(-(-COLD_BYTES // layer_bytes), LAYERS[0]), LAYERS[1])
+def num_layers(layer_bytes: int, cold_bytes: int = COLD_BYTES) -> int:
+    """Layers a graph needs so that their KV exceeds `cold_bytes`, within LAYERS."""
+    return min(max(-(-cold_bytes // layer_bytes), LAYERS[0]), LAYERS[1])
 
 
 def time_layers(enqueue: Sequence[Callable[[], object]], replays: int = REPLAYS) -> list[float]:
