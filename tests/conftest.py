@@ -27,6 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
         pytest.exit("--device cuda: expected a CUDA GPU, got none that torch can use", returncode=NO_DEVICE)
+    if config.getoption("--device") == "cpu":
+        torch.set_num_threads(1)  # the tensors are small, and xdist's workers share the cores
     hypothesis.settings.register_profile("treemla", deadline=None, derandomize=True, print_blob=True)
     hypothesis.settings.load_profile("treemla")
 

@@ -33,15 +33,15 @@ def log_probs(max_positions: int = 3, max_ranks: int = 4) -> st.SearchStrategy[n
     )
 
 
-def cases(device_type: str) -> st.SearchStrategy[Case]:
-    """Small parity cases for a device: every field drawn, within what the device's path takes."""
+def cases(device_type: str, kinds: tuple[str, ...] = TREES) -> st.SearchStrategy[Case]:
+    """Small parity cases for a device, with trees of these kinds: every field drawn, within what its path takes."""
     on_gpu = device_type == "cuda"
     length = st.one_of(st.sampled_from(EDGES), st.integers(0, 900 if on_gpu else 150))
 
     @st.composite
     def draw_case(draw: st.DrawFn) -> Case:
         lengths = tuple(draw(st.lists(length, min_size=1, max_size=6 if on_gpu else 4)))
-        tree = draw(st.sampled_from(TREES))
+        tree = draw(st.sampled_from(kinds))
         padding = draw(st.integers(0, 2)) if tree != "none" else 0
         split = draw(st.sampled_from([0, 0, 0, 32, 96]))
         return Case(
