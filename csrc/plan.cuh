@@ -1,0 +1,149 @@
+// The device planner: one CTA writes the schedule of a step. src/treemla/schedule.py says what it computes and
+// mirrors it integer for integer; the names agree. Every step is a parallel search or a prefix sum, so a batch of
+// 4,096 costs little more than one request.
+#pragma once
+#include "tile.cuh"
+
+namespace treemla {
+
+constexpr int kPlanThreads = 1024;
+
+// Exclusive prefix sum of value(0) .. value(count-1) into out[0 .. count], the total last.
+template <class Value>
+__device__ void prefix_sum(int32_t* out, int count, Value value) {
+  __shared__ int32_t warp_total[kPlanThreads / 32];
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  int32_t carried = 0;
+  for (int first = 0; first < count; first += kPlanThreads) {
+    const int32_t mine = first + thread < count ? value(first + thread) : 0;
+    int32_t sum = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
+      if (lane >= offset) sum += other;
+    }
+    if (lane == 31) warp_total[warp] = sum;
+    __syncthreads();
+    int32_t before = 0, all = 0;
+    for (int w = 0; w < kPlanThreads / 32; ++w) {
+      if (w < warp) before += warp_total[w];
+      all += warp_total[w];
+    }
+    if (first + thread < count) out[first + thread] = carried + before + sum - mine;
+    carried += all;
+    __syncthreads();
+  }
+  if (thread == 0) out[count] = carried;
+  __syncthreads();
+}
+
+// Number of entries of the sorted a[0 .. count-1] that are below x.
+__device__ __forceinline__ int lower_bound(const int32_t* a, int count, int32_t x) {
+  int low = 0;
+  while (count > 0) {
+    const int half = count / 2;
+    if (a[low + half] < x) low += half + 1, count -= half + 1;
+    else count = half;
+  }
+  return low;
+}
+
+__device__ __forceinline__ int32_t committed_tokens(const PlanParams& p, int request) {
+  int64_t n = load_index(p.seq_lens, request, p.seq_lens_is_64) - p.tail;
+  if (n < 0) n = 0;
+  int64_t capacity = p.capacity;
+  if (p.slots_are_ranges) {
+    const int64_t held = load_index(p.slots.row, request + 1, p.slots.row_is_64) -
+                         load_index(p.slots.row, request, p.slots.row_is_64);
+    capacity = held < capacity ? held : capacity;
+  }
+  return n + p.tree_tokens > capacity ? kOverlong : int32_t(n);
+}
+
+__device__ __forceinline__ int32_t held_tiles(int32_t committed, int tree_tokens) {
+  return committed == kOverlong ? 0 : (committed + tree_tokens + kTileTokens - 1) / kTileTokens;
+}
+
+__device__ void plan_fixed(const PlanParams& p, int32_t* first_piece) {
+  prefix_sum(first_piece, p.batch, [&](int r) {
+    const int32_t n = p.committed[r];
+    return n == kOverlong ? 0 : max(1, (n + p.split_tokens - 1) / p.split_tokens);
+  });
+  const int32_t count = first_piece[p.batch];
+  for (int i = threadIdx.x; i < count; i += kPlanThreads) {
+    const int request = lower_bound(first_piece, p.batch + 1, i + 1) - 1;
+    const int nth = i - first_piece[request], own = first_piece[request + 1] - first_piece[request];
+    const int end = nth + 1 < own ? (nth + 1) * p.split_tokens : p.committed[request] + p.tree_tokens;
+    p.pieces[i] = Piece{request, nth * p.split_tokens, end, own == 1 ? kDirect : i};
+  }
+  for (int i = threadIdx.x; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = int32_t(int64_t(i) * count / p.parts);
+  for (int r = threadIdx.x; r <= p.batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
+}
+
+// Shared memory, int32: line_begin, first_piece and first_cut [B+1]; request, tile, cuts_before [parts+2]; cut_part [parts].
+__device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
+  const int batch = p.batch, parts = p.parts, thread = threadIdx.x;
+  int32_t* line_begin = shared;
+  int32_t* first_piece = line_begin + batch + 1;
+  int32_t* first_cut = first_piece + batch + 1;  // effective cuts before the request
+  int32_t* cut_request = first_cut + batch + 1;
+  int32_t* cut_tile = cut_request + parts + 2;
+  int32_t* cuts_before = cut_tile + parts + 2;   // effective cuts before the part
+  int32_t* cut_part = cuts_before + parts + 2;   // part of the nth effective cut
+
+  prefix_sum(line_begin, batch, [&](int r) { return held_tiles(p.committed[r], p.tree_tokens) + kRequestOverheadTiles; });
+  const int32_t total = line_begin[batch] - kRequestOverheadTiles;
+  const int32_t share = max(kMinPartTiles, (total + parts - 1) / parts);
+
+  for (int i = thread; i <= parts; i += kPlanThreads) {
+    int request = i == parts ? batch : lower_bound(line_begin, batch + 1, i * share + 1) - 1;
+    int tile = 0;
+    if (request < batch) {
+      tile = i * share - line_begin[request];
+      if (tile >= held_tiles(p.committed[request], p.tree_tokens)) request += 1, tile = 0;
+      else tile = min(tile, p.committed[request] / kTileTokens);
+    }
+    cut_request[i] = request;
+    cut_tile[i] = tile;
+  }
+  __syncthreads();
+  auto effective = [&](int i) {
+    return 0 < i && i < parts && cut_tile[i] > 0 &&
+           (cut_request[i] != cut_request[i - 1] || cut_tile[i] != cut_tile[i - 1]);
+  };
+  prefix_sum(cuts_before, parts + 1, effective);
+  for (int i = thread; i < parts; i += kPlanThreads)
+    if (effective(i)) cut_part[cuts_before[i]] = i;
+  for (int r = thread; r <= batch; r += kPlanThreads)
+    first_cut[r] = cuts_before[lower_bound(cut_request, parts + 1, r)];
+  __syncthreads();
+  prefix_sum(first_piece, batch, [&](int r) {
+    return (p.committed[r] != kOverlong) + first_cut[r + 1] - first_cut[r];
+  });
+
+  for (int r = thread; r <= batch; r += kPlanThreads) {
+    p.request_ptr[r] = first_piece[r];
+    if (r == batch || p.committed[r] == kOverlong) continue;
+    const bool whole = first_cut[r] == first_cut[r + 1];
+    const int end = whole ? p.committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] * kTileTokens;
+    p.pieces[first_piece[r]] = Piece{r, 0, end, whole ? kDirect : 2 * first_cut[r]};
+  }
+  for (int i = thread; i <= parts; i += kPlanThreads) {
+    const int r = cut_request[i], nth = cuts_before[i] - first_cut[r], at = first_piece[r] + nth + effective(i);
+    p.part_ptr[i] = at;
+    if (!effective(i)) continue;
+    const bool last = first_cut[r] + nth + 1 == first_cut[r + 1];
+    const int end = last ? p.committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] * kTileTokens;
+    p.pieces[at] = Piece{r, cut_tile[i] * kTileTokens, end, 2 * cuts_before[i] + 1};
+  }
+}
+
+__device__ __forceinline__ void plan(const PlanParams& p) {
+  extern __shared__ int32_t plan_shared[];
+  for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) p.committed[r] = committed_tokens(p, r);
+  __syncthreads();
+  if (p.split_tokens) plan_fixed(p, plan_shared);
+  else plan_balanced(p, plan_shared);
+}
+
+}  // namespace treemla

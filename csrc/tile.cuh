@@ -1,0 +1,117 @@
+// Constants of the verify tile and the parameter structs that host and device share.
+// src/treemla/tiles.py and src/treemla/launch.py repeat them; tests/unit/test_launch.py compares the two.
+#pragma once
+#include <cuda_bf16.h>
+#include <cstdint>
+
+namespace treemla {
+
+constexpr int kLatentDim = 512;
+constexpr int kRopeDim = 64;
+constexpr int kHeadDim = kLatentDim + kRopeDim;
+constexpr int kRowTile = 8;      // query rows of one mma column tile
+constexpr int kTileTokens = 32;  // KV tokens of a pipeline stage
+constexpr int kWarps = 8;         // consumers: the arithmetic
+constexpr int kProducers = 4;     // warps that only copy KV rows
+constexpr int kThreads = 32 * (kWarps + kProducers);
+constexpr int kMaxTreeTokens = 64;
+
+constexpr int kKvRowBytes = kHeadDim * 2 + 16;  // 73 * 16: odd, so ldmatrix meets no bank conflict, plain or transposed
+constexpr int kStageBytes = kTileTokens * kKvRowBytes;
+constexpr int kKSplits = 4;                     // warps that share one token group's 576-long dot product
+constexpr int kKSteps = kHeadDim / 16 / kKSplits;
+constexpr int kScoreStride = kTileTokens + 4;   // floats; 2 * stride = 8 mod 32: conflict-free fragment stores
+constexpr int kProbStride = kTileTokens + 8;    // bf16; 5 * 16 bytes: conflict-free ldmatrix
+
+constexpr int kMinPartTiles = 2;
+constexpr int kRequestOverheadTiles = 2;
+constexpr int kDirect = -1;
+constexpr int kOverlong = -1;
+
+// What a CTA may hold. Overlapped, softmax of tile i+1 runs beside PV of tile i: two tiles are resident, so it wants
+// four stages or more; sm_120 holds two.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200) || defined(TREEMLA_SM120_TILES)  // the latter: see docs/kernel.md
+constexpr int kSharedLimitBytes = 101376;
+constexpr bool kOverlap = false;
+#else
+constexpr int kSharedLimitBytes = 232448;
+constexpr bool kOverlap = true;
+#endif
+constexpr int kMaxStages = 5;
+constexpr int kBuffers = kOverlap ? 2 : 1;  // of scores, probabilities and rescale factors
+constexpr int kBarrierBytes = 2 * kMaxStages * 8;
+
+__host__ __device__ constexpr int buffer_bytes(int rows) {  // one buffer: partial scores, probabilities, rescale factors
+  return rows * (kKSplits * kScoreStride * 4 + kProbStride * 2 + 4);
+}
+__host__ __device__ constexpr int stages(int rows) {
+  const int fit = (kSharedLimitBytes - kBarrierBytes - kBuffers * buffer_bytes(rows)) / kStageBytes;
+  return fit < kMaxStages ? fit : kMaxStages;
+}
+
+// Where tokens live: token j of request b is index[row[b] * stride + j]. A table has stride C and row =
+// req_pool_indices; ranges have stride 1 and row = kv_indptr.
+struct Slots {
+  const void* index;  // int32 or int64
+  const void* row;    // [B] or [B+1], int32 or int64
+  int64_t stride;     // elements
+  int32_t index_is_64;
+  int32_t row_is_64;
+};
+
+// A part of a request's KV: tokens kv_begin .. kv_end-1; slot of its partial, or kDirect.
+struct Piece {
+  int32_t request, kv_begin, kv_end, slot;
+};
+
+struct PlanParams {
+  const void* seq_lens;  // [B] int32 or int64
+  Slots slots;           // capacity of request b: `capacity`, or row[b+1] - row[b] for ranges
+  int32_t* committed;    // [B]
+  Piece* pieces;         // [max_pieces]
+  int32_t* part_ptr;     // [parts + 1]
+  int32_t* request_ptr;  // [B + 1]
+  int32_t batch, parts, tree_tokens, tail;
+  int32_t seq_lens_is_64;
+  int32_t slots_are_ranges;
+  int32_t capacity;      // slots a request may hold, tree included
+  int32_t split_tokens;  // 0: balanced
+};
+
+struct PackMaskParams {
+  const uint8_t* mask;   // flat, 1 = visible
+  const void* seq_lens;  // [B] int32 or int64
+  uint64_t* words;       // [B * T]
+  int64_t mask_bytes;
+  int32_t batch, tree_tokens, num_padding;
+  int32_t seq_lens_is_64;
+  int32_t full_layout;   // rows span seq_len + T columns; else T
+};
+
+struct VerifyParams {
+  const __nv_bfloat16* q_latent;  // [B*T, H, 512], strides below
+  const __nv_bfloat16* q_rope;    // [B*T, H, 64]
+  const __nv_bfloat16* kv;        // [num_slots, 576]
+  const uint64_t* words;          // [B * T], or null: a chain
+  Slots slots;
+  const int32_t* committed;       // [B]
+  const Piece* pieces;
+  const int32_t* part_ptr;        // [parts + 1]
+  const int32_t* request_ptr;     // [B + 1]
+  float* partial_out;             // [slots, blocks, block_rows, 512], normalised
+  float* partial_lse;             // [slots, blocks, block_rows], base 2
+  __nv_bfloat16* out;             // [B*T, H, 512]
+  float* lse;                     // [B*T, H], natural
+  int64_t q_latent_token_stride, q_latent_head_stride;  // elements
+  int64_t q_rope_token_stride, q_rope_head_stride;      // elements
+  int64_t kv_stride;                                    // elements
+  int32_t num_slots, heads, tree_tokens;
+  float score_scale;  // sm_scale * k_scale * log2(e)
+  float v_scale;
+};
+
+__device__ __forceinline__ int64_t load_index(const void* p, int64_t i, bool is_64) {
+  return is_64 ? static_cast<const int64_t*>(p)[i] : static_cast<const int32_t*>(p)[i];
+}
+
+}  // namespace treemla

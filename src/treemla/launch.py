@@ -1,0 +1,232 @@
+"""CUDA launches: parameter structs (as csrc/tile.cuh lays them out), grids, the current stream. Nothing is checked
+here beyond what the driver reports; ops.py and plan.py checked at the door."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from treemla import cubins, tiles
+from treemla.problem import Slots, SlotTable
+
+if TYPE_CHECKING:
+    from treemla.plan import VerifyPlan
+
+PLAN_THREADS = 1024
+PACK_THREADS = 256
+COMBINE_THREADS = 256
+COMBINE_DIMS = 128
+VERIFY_THREADS = 32 * (tiles.CONSUMER_WARPS + tiles.PRODUCER_WARPS)
+DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
+INT32_MAX = 2**31 - 1
+
+
+class SlotsArg(ctypes.Structure):
+    _fields_ = [
+        ("index", ctypes.c_void_p),
+        ("row", ctypes.c_void_p),
+        ("stride", ctypes.c_int64),
+        ("index_is_64", ctypes.c_int32),
+        ("row_is_64", ctypes.c_int32),
+    ]
+
+
+class PlanArgs(ctypes.Structure):
+    _fields_ = [
+        ("seq_lens", ctypes.c_void_p),
+        ("slots", SlotsArg),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr")),
+        *((name, ctypes.c_int32) for name in ("batch", "parts", "tree_tokens", "tail", "seq_lens_is_64")),
+        *((name, ctypes.c_int32) for name in ("slots_are_ranges", "capacity", "split_tokens")),
+    ]
+
+
+class PackMaskArgs(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("mask", "seq_lens", "words")),
+        ("mask_bytes", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("batch", "tree_tokens", "num_padding", "seq_lens_is_64", "full_layout")),
+    ]
+
+
+class VerifyArgs(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q_latent", "q_rope", "kv", "words")),
+        ("slots", SlotsArg),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr")),
+        *((name, ctypes.c_void_p) for name in ("partial_out", "partial_lse", "out", "lse")),
+        *((name, ctypes.c_int64) for name in ("q_latent_token_stride", "q_latent_head_stride")),
+        *((name, ctypes.c_int64) for name in ("q_rope_token_stride", "q_rope_head_stride", "kv_stride")),
+        *((name, ctypes.c_int32) for name in ("num_slots", "heads", "tree_tokens")),
+        *((name, ctypes.c_float) for name in ("score_scale", "v_scale")),
+    ]
+
+
+def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> None:
+    """Write the step's schedule into the plan. Enqueues one kernel."""
+    batch = slots.batch
+    capacity = slots.req_to_token.shape[1] if isinstance(slots, SlotTable) else INT32_MAX
+    if plan.max_context is not None:
+        capacity = min(capacity, plan.max_context + plan.shape.tree_tokens)
+    args = PlanArgs(
+        seq_lens=seq_lens.data_ptr(),
+        slots=_slots_arg(slots),
+        committed=plan.committed.data_ptr(),
+        pieces=plan.pieces.data_ptr(),
+        part_ptr=plan.part_ptr.data_ptr(),
+        request_ptr=plan.request_ptr.data_ptr(),
+        batch=batch,
+        parts=plan.parts,
+        tree_tokens=plan.shape.tree_tokens,
+        tail=tail,
+        seq_lens_is_64=_is_64(seq_lens),
+        slots_are_ranges=not isinstance(slots, SlotTable),
+        capacity=capacity,
+        split_tokens=plan.fixed_split_tokens or 0,
+    )
+    _launch("treemla_plan", plan.device, (1,), PLAN_THREADS, plan_shared_bytes(batch, plan.parts), args)
+
+
+def plan_shared_bytes(batch: int, parts: int) -> int:
+    """Dynamic shared memory of the planner (csrc/plan.cuh lists the arrays)."""
+    return 4 * (3 * (batch + 1) + 4 * (parts + 2))
+
+
+def pack_mask(
+    custom_mask: torch.Tensor,
+    seq_lens: torch.Tensor,
+    words: torch.Tensor,
+    *,
+    full_layout: bool,
+    tree_tokens: int,
+    num_padding: int,
+) -> None:
+    """Pack SGLang's boolean mask into `words`. Enqueues one kernel."""
+    args = PackMaskArgs(
+        mask=custom_mask.data_ptr(),
+        seq_lens=seq_lens.data_ptr(),
+        words=words.data_ptr(),
+        mask_bytes=custom_mask.numel(),
+        batch=seq_lens.shape[0],
+        tree_tokens=tree_tokens,
+        num_padding=num_padding,
+        seq_lens_is_64=_is_64(seq_lens),
+        full_layout=full_layout,
+    )
+    blocks = -(-words.numel() * 32 // PACK_THREADS)
+    _launch("treemla_pack_mask", words.device, (blocks,), PACK_THREADS, 0, args)
+
+
+def verify(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slots: Slots,
+    words: torch.Tensor | None,
+    plan: VerifyPlan,
+    *,
+    sm_scale: float,
+    k_scale: float,
+    v_scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Attention partials of every piece, then their merge. Enqueues two kernels."""
+    shape = plan.shape
+    args = VerifyArgs(
+        q_latent=q_latent.data_ptr(),
+        q_rope=q_rope.data_ptr(),
+        kv=kv_cache.data_ptr(),
+        words=None if words is None else words.data_ptr(),
+        slots=_slots_arg(slots),
+        committed=plan.committed.data_ptr(),
+        pieces=plan.pieces.data_ptr(),
+        part_ptr=plan.part_ptr.data_ptr(),
+        request_ptr=plan.request_ptr.data_ptr(),
+        partial_out=plan.partial_out.data_ptr(),
+        partial_lse=plan.partial_lse.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr(),
+        q_latent_token_stride=q_latent.stride(0),
+        q_latent_head_stride=q_latent.stride(1),
+        q_rope_token_stride=q_rope.stride(0),
+        q_rope_head_stride=q_rope.stride(1),
+        kv_stride=kv_cache.stride(0),
+        num_slots=kv_cache.shape[0],
+        heads=shape.num_heads,
+        tree_tokens=shape.tree_tokens,
+        score_scale=sm_scale * k_scale * math.log2(math.e),
+        v_scale=v_scale,
+    )
+    target = cubins.target_of(plan.device)
+    shared = tiles.shared_memory_bytes(target, plan.block_rows)
+    name = tiles.verify_kernel_name(plan.block_rows)
+    _launch(name, plan.device, (plan.blocks, plan.parts), VERIFY_THREADS, shared, args)
+    grid = (shape.rows, slots.batch, shape.latent_dim // COMBINE_DIMS)
+    slot_rows = ctypes.c_int32(plan.blocks * plan.block_rows)
+    _launch("treemla_combine", plan.device, grid, COMBINE_THREADS, 0, args, slot_rows, overlaps_previous=True)
+
+
+def _slots_arg(slots: Slots) -> SlotsArg:
+    if isinstance(slots, SlotTable):
+        index, row, stride = slots.req_to_token, slots.req_pool_indices, slots.req_to_token.stride(0)
+    else:
+        index, row, stride = slots.kv_indices, slots.kv_indptr, 1
+    return SlotsArg(index.data_ptr(), row.data_ptr(), stride, _is_64(index), _is_64(row))
+
+
+def _is_64(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.int64
+
+
+def _launch(
+    name: str,
+    device: torch.device,
+    grid: tuple[int, ...],
+    threads: int,
+    shared_bytes: int,
+    *args: Any,
+    overlaps_previous: bool = False,
+) -> None:
+    """Enqueue a kernel on the current stream.
+
+    overlaps_previous: programmatic dependent launch; the kernel is set up while the previous one runs and waits for
+    its results itself.
+    """
+    from cuda.bindings import driver
+
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = torch.cuda.current_stream(device).cuda_stream
+    if overlaps_previous:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
+    pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
+    (error,) = driver.cuLaunchKernelEx(config, _function(name, device, shared_bytes), ctypes.addressof(pointers), 0)
+    _raise_on(error, f"{name}: launch on {device}")
+
+
+@functools.cache
+def _function(name: str, device: torch.device, shared_bytes: int) -> Any:
+    """The kernel as the driver launches it, allowed the shared memory it is launched with."""
+    from cuda.bindings import driver
+
+    kernel = driver.CUkernel(int(cubins.kernel(name, device).handle))
+    if shared_bytes > DEFAULT_SHARED_BYTES:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, driver.CUdevice(device.index))
+        _raise_on(error, f"{name}: {shared_bytes} bytes of shared memory on {device}")
+    return driver.CUfunction(int(kernel))
+
+
+def _raise_on(error: Any, what: str) -> None:
+    if error != 0:
+        raise RuntimeError(f"{what} failed with {error.name}")

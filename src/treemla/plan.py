@@ -1,0 +1,174 @@
+"""VerifyPlan: the split schedule of a step and the workspace that the partials go through."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treemla import launch, schedule, tiles
+from treemla.checks import expect, expect_slots, expect_tensor
+from treemla.problem import Slots, SlotTable, VerifyShape
+
+CPU_PARTS = 8  # a CPU has no SMs to fill; a few pieces keep the combine step in use
+
+
+class VerifyPlan:
+    """Owns the schedule and the workspace of verify calls of one shape and at most `max_batch` requests.
+
+    `update` alone writes the schedule; `verify_attention` alone writes the partials. On a CUDA device both only
+    enqueue kernels, so they record into a CUDA graph and replay with other lengths.
+
+    parts: KV parts a launch is cut into; default: what fills the GPU (`tiles.num_parts`).
+    fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
+    the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
+    """
+
+    def __init__(
+        self,
+        shape: VerifyShape,
+        max_batch: int,
+        device: torch.device | str,
+        *,
+        parts: int | None = None,
+        fixed_split_tokens: int | None = None,
+        max_context: int | None = None,
+    ) -> None:
+        expect(max_batch >= 1, "max_batch", "at least 1", max_batch)
+        expect(parts is None or parts >= 1, "parts", "at least 1", parts)
+        self.shape = shape
+        self.max_batch = max_batch
+        self.device = torch.empty(0, device=device).device  # "cuda" alone becomes the current device's number
+        self.blocks, self.block_rows = tiles.row_blocks(shape)
+        self.parts = parts or self._default_parts()
+        self.fixed_split_tokens = fixed_split_tokens
+        if fixed_split_tokens is None:
+            expect(max_context is None, "max_context", "None without fixed_split_tokens", max_context)
+            max_slots = max(1, 2 * (self.parts - 1))
+            max_pieces = max_batch + self.parts - 1
+        else:
+            whole_tiles = fixed_split_tokens >= tiles.TILE_TOKENS and fixed_split_tokens % tiles.TILE_TOKENS == 0
+            expect(whole_tiles, "fixed_split_tokens", f"a multiple of {tiles.TILE_TOKENS}", fixed_split_tokens)
+            if max_context is None or max_context < 0:
+                raise ValueError(f"max_context: expected a length beside fixed_split_tokens, got {max_context!r}")
+            max_slots = max_pieces = max_batch * max(1, -(-max_context // fixed_split_tokens))
+        self.max_context = max_context
+        self.batch = 0  # requests of the last update; verify takes no other number
+
+        def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(size, dtype=dtype, device=self.device)
+
+        self.committed = zeros(max_batch)
+        self.pieces = zeros(max_pieces, 4)
+        self.part_ptr = zeros(self.parts + 1)
+        self.request_ptr = zeros(max_batch + 1)
+        self.partial_out = zeros(max_slots, self.blocks, self.block_rows, shape.latent_dim, dtype=torch.float32)
+        self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, dtype=torch.float32)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        shape: VerifyShape,
+        batch: int,
+        committed: torch.Tensor,
+        pieces: torch.Tensor,
+        part_ptr: torch.Tensor,
+        request_ptr: torch.Tensor,
+        partial_out: torch.Tensor,
+        partial_lse: torch.Tensor,
+    ) -> "VerifyPlan":
+        """The plan that these tensors of another belong to, as far as verify reads it (see `tensors`)."""
+        plan = cls.__new__(cls)
+        plan.shape, plan.batch, plan.device = shape, batch, committed.device
+        plan.max_batch, plan.parts = len(committed), len(part_ptr) - 1
+        plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
+        plan.fixed_split_tokens = plan.max_context = None
+        plan.committed, plan.pieces, plan.part_ptr, plan.request_ptr = committed, pieces, part_ptr, request_ptr
+        plan.partial_out, plan.partial_lse = partial_out, partial_lse
+        return plan
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The schedule (committed, pieces, part_ptr, request_ptr) and the workspace (partial_out, partial_lse)."""
+        return self.committed, self.pieces, self.part_ptr, self.request_ptr, self.partial_out, self.partial_lse
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes this plan holds on its device, schedule and partials together."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+    def update(self, seq_lens: torch.Tensor, slots: Slots, tail: int = 0) -> None:
+        """Plan a step: request b has n_b = max(0, seq_lens[b] - tail) committed tokens and then its tree.
+
+        seq_lens: [B] int32 or int64 on the plan's device, B <= max_batch. tail: 0 where seq_lens exclude the tree
+        (SGLang's verify), 1 where they include the current token (its decode, T = 1).
+        A request longer than its slots, or than `max_context` under fixed split, is a ValueError on a CPU; on a GPU,
+        where the host does not read lengths, nothing of it is read and its output rows and lse are NaN.
+        """
+        batch = self._check_update(seq_lens, slots, tail)
+        if self.device.type == "cuda":
+            launch.plan(self, seq_lens, slots, tail)
+            self.batch = batch
+            return
+        lengths = seq_lens.numpy()
+        committed = schedule.committed_tokens(
+            lengths, self._capacity(slots, batch), tail=tail, tree_tokens=self.shape.tree_tokens
+        )
+        overlong = (committed == schedule.OVERLONG).nonzero()[0]
+        if len(overlong):
+            b = int(overlong[0])
+            got = f"seq_lens[{b}] = {lengths[b]} with tail {tail}"
+            room = int(self._capacity(slots, batch)[b])
+            raise ValueError(
+                f"seq_lens: expected n_b + {self.shape.tree_tokens} tree tokens <= {room} slots, got {got}"
+            )
+        self.load(self.mirror(committed))
+
+    def mirror(self, committed: npt.NDArray[np.int32]) -> schedule.Schedule:
+        """What `update` writes for these committed lengths [B], computed on the host."""
+        tree_tokens, split_tokens = self.shape.tree_tokens, self.fixed_split_tokens
+        if split_tokens is None:
+            return schedule.balanced_schedule(committed, tree_tokens=tree_tokens, parts=self.parts)
+        return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
+
+    def load(self, made: schedule.Schedule) -> None:
+        """Take a schedule made on the host (copies to the plan's device; for tests and the portable path).
+
+        A request's only piece has slot DIRECT, and several pieces have distinct slots of the workspace.
+        """
+        expect(
+            len(made.committed) <= self.max_batch, "schedule", f"at most {self.max_batch} requests", len(made.committed)
+        )
+        expect(len(made.part_ptr) == self.parts + 1, "schedule", f"{self.parts} parts", len(made.part_ptr) - 1)
+        expect(len(made.pieces) <= len(self.pieces), "schedule", f"at most {len(self.pieces)} pieces", len(made.pieces))
+        highest_slot = int(made.pieces[:, 3].max(initial=schedule.DIRECT))
+        expect(highest_slot < len(self.partial_out), "schedule", f"slots below {len(self.partial_out)}", highest_slot)
+        for held, array in (
+            (self.committed, made.committed),
+            (self.pieces, made.pieces),
+            (self.part_ptr, made.part_ptr),
+            (self.request_ptr, made.request_ptr),
+        ):
+            held[: len(array)].copy_(torch.from_numpy(array))
+        self.batch = len(made.committed)
+
+    def _default_parts(self) -> int:
+        if self.device.type != "cuda":
+            return CPU_PARTS
+        return tiles.num_parts(self.blocks, torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
+        expect(tail in (0, 1), "tail", "0 or 1", tail)
+        expect_slots(slots, self.device)
+        batch = slots.batch
+        expect_tensor("seq_lens", seq_lens, shape=(batch,), dtypes=(torch.int32, torch.int64), device=self.device)
+        expect(1 <= batch <= self.max_batch, "seq_lens", f"1..{self.max_batch} requests (max_batch)", batch)
+        return batch
+
+    def _capacity(self, slots: Slots, batch: int) -> npt.NDArray[np.int64]:
+        """Slots each request has, tree included. Host side."""
+        if isinstance(slots, SlotTable):
+            held = torch.full((batch,), slots.req_to_token.shape[1], dtype=torch.int64)
+        else:
+            held = slots.kv_indptr.to("cpu", torch.int64).diff()
+        if self.max_context is not None:
+            held = held.clamp(max=self.max_context + self.shape.tree_tokens)
+        return held.numpy()

@@ -1,0 +1,111 @@
+"""The split schedule of one step and the host mirror of the device planner (csrc/plan.cu), integer for integer.
+
+A request's KV is its n_b committed tokens and then T tree tokens. It is cut into *pieces* at multiples of
+TILE_TOKENS, never inside the tree. Two rules:
+
+* balanced (default): lay the requests end to end, one unit a tile and `REQUEST_OVERHEAD_TILES` between requests,
+  and cut the line into `parts` equal shares. A cut that falls into the overhead moves to the next request's start,
+  one that falls behind the last whole committed tile moves to that tile's end. Few, long pieces; a request's cuts
+  depend on its neighbours.
+* fixed split: cut every request at multiples of `fixed_split_tokens`. Cuts, and so results, depend on the
+  request alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from treemla.tiles import TILE_TOKENS
+
+MIN_PART_TILES = 2  # (device) a shorter piece costs more in partials than it saves
+REQUEST_OVERHEAD_TILES = 2  # (device) loading Q and writing a partial, in tiles of work
+DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
+OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
+
+Ints = npt.NDArray[np.signedinteger]
+Piece = tuple[int, int, int, int]  # request, kv_begin, kv_end, partial slot
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """committed [B]; pieces [K, 4] of (request, kv_begin, kv_end, partial slot); part p walks pieces
+    part_ptr[p] .. part_ptr[p+1]-1; request b owns pieces request_ptr[b] .. request_ptr[b+1]-1. All int32.
+    """
+
+    committed: npt.NDArray[np.int32]
+    pieces: npt.NDArray[np.int32]
+    part_ptr: npt.NDArray[np.int32]
+    request_ptr: npt.NDArray[np.int32]
+
+
+def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: int) -> npt.NDArray[np.int32]:
+    """n_b = max(0, seq_lens - tail), or OVERLONG where n_b + T exceeds the slots the request has. [B] int32."""
+    committed = np.maximum(0, seq_lens.astype(np.int64) - tail)
+    return np.where(committed + tree_tokens > capacity, OVERLONG, committed).astype(np.int32)
+
+
+def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int) -> Schedule:
+    """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed."""
+    batch = len(committed)
+    held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // TILE_TOKENS))
+    begin = np.concatenate([[0], np.cumsum(held + REQUEST_OVERHEAD_TILES)])
+    total = int(begin[batch]) - REQUEST_OVERHEAD_TILES
+    share = max(MIN_PART_TILES, -(-total // parts))
+
+    cuts = [(0, 0)] + [_cut(p * share, begin, held, committed) for p in range(1, parts)] + [(batch, 0)]
+    effective = [0 < p < parts and cuts[p][1] > 0 and cuts[p] != cuts[p - 1] for p in range(parts + 1)]
+
+    pieces: list[Piece] = []
+    part_ptr: list[int] = []
+    request_ptr = [0]
+    inner: list[list[int]] = [[] for _ in range(batch + 1)]
+    for (request, tile), is_effective in zip(cuts, effective, strict=True):
+        if is_effective:
+            inner[request].append(tile * TILE_TOKENS)
+    rank = 0
+    for request in range(batch):
+        if committed[request] != OVERLONG:
+            edges = [0, *inner[request], int(committed[request]) + tree_tokens]
+            for i in range(len(edges) - 1):
+                slot = DIRECT if len(edges) == 2 else (2 * rank if i == 0 else 2 * (rank + i - 1) + 1)
+                pieces.append((request, edges[i], edges[i + 1], slot))
+            rank += len(edges) - 2
+        request_ptr.append(len(pieces))
+    for request, tile in cuts:
+        part_ptr.append(request_ptr[request] + sum(edge <= tile * TILE_TOKENS for edge in inner[request]))
+    return _schedule(committed, pieces, part_ptr, request_ptr)
+
+
+def fixed_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, split_tokens: int) -> Schedule:
+    """Cut each request at multiples of `split_tokens` (a multiple of TILE_TOKENS); deal pieces out by count."""
+    pieces: list[Piece] = []
+    request_ptr = [0]
+    for request, n in enumerate(committed.tolist()):
+        count = 0 if n == OVERLONG else max(1, -(-n // split_tokens))
+        for i in range(count):
+            end = (i + 1) * split_tokens if i + 1 < count else n + tree_tokens
+            pieces.append((request, i * split_tokens, end, DIRECT if count == 1 else len(pieces)))
+        request_ptr.append(len(pieces))
+    part_ptr = [p * len(pieces) // parts for p in range(parts + 1)]
+    return _schedule(committed, pieces, part_ptr, request_ptr)
+
+
+def _cut(position: int, begin: Ints, held: Ints, committed: Ints) -> tuple[int, int]:
+    """(request, tile) at `position` of the line; (batch, 0) behind its end."""
+    request = int(np.searchsorted(begin, position, side="right")) - 1
+    if request >= len(committed):
+        return len(committed), 0
+    tile = position - int(begin[request])
+    if tile >= held[request]:
+        return request + 1, 0
+    return request, min(tile, int(committed[request]) // TILE_TOKENS)
+
+
+def _schedule(committed: Ints, pieces: list[Piece], part_ptr: list[int], request_ptr: list[int]) -> Schedule:
+    return Schedule(
+        committed=np.asarray(committed, np.int32),
+        pieces=np.asarray(pieces, np.int32).reshape(-1, 4),
+        part_ptr=np.asarray(part_ptr, np.int32),
+        request_ptr=np.asarray(request_ptr, np.int32),
+    )
