@@ -1,6 +1,7 @@
 """The public operations. Each checks its arguments once, here, and then runs the kernels or the portable path."""
 
 import enum
+from collections.abc import Callable
 
 import torch
 
@@ -84,7 +85,9 @@ def verify_attention(
         where = slots.req_to_token, slots.req_pool_indices
     else:
         where = slots.kv_indptr, slots.kv_indices
-    verify_(q_latent, q_rope, kv_rows, *where, is_table, words, *plan.tensors, out, lse, *scales, check_values)
+    torch.ops.treemla.verify_(
+        q_latent, q_rope, kv_rows, *where, is_table, words, *plan.tensors, out, lse, *scales, check_values
+    )
     return out, lse
 
 
@@ -126,11 +129,10 @@ def pack_tree_mask(
     if not full_layout:
         needed = (batch - num_padding) * tree_tokens**2
         expect(custom_mask.numel() >= needed, "custom_mask", f"at least {needed} elements", custom_mask.numel())
-    pack_tree_mask_(custom_mask, seq_lens, words, full_layout, tree_tokens, num_padding)
+    torch.ops.treemla.pack_tree_mask_(custom_mask, seq_lens, words, full_layout, tree_tokens, num_padding)
 
 
-@torch.library.custom_op("treemla::verify_", mutates_args=("partial_out", "partial_lse", "out", "lse"))
-def verify_(
+def _verify(
     q_latent: torch.Tensor,
     q_rope: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -174,8 +176,7 @@ def verify_(
     run(q_latent, q_rope, kv_cache, slots, words, plan, **scales, out=out, lse=lse)
 
 
-@torch.library.custom_op("treemla::pack_tree_mask_", mutates_args=("words",))
-def pack_tree_mask_(
+def _pack_tree_mask(
     custom_mask: torch.Tensor,
     seq_lens: torch.Tensor,
     words: torch.Tensor,
@@ -188,12 +189,19 @@ def pack_tree_mask_(
     pack(custom_mask, seq_lens, words, full_layout=full_layout, tree_tokens=tree_tokens, num_padding=num_padding)
 
 
-def _returns_nothing(*_: object) -> None:
-    """What torch.compile traces instead of either operation: they only write into their arguments."""
+def _register(name: str, function: Callable[..., None], mutates: tuple[str, ...]) -> None:
+    """Make `function` the operation treemla::name, on CPU and CUDA. Under torch.compile it only writes its arguments.
+
+    Not torch.library.custom_op: that costs 150 us a call, which a step without graphs pays in every layer.
+    """
+    qualified = f"treemla::{name}"
+    torch.library.define(qualified, torch.library.infer_schema(function, mutates_args=mutates))
+    torch.library.impl(qualified, ("cpu", "cuda"), function)
+    torch.library.register_fake(qualified, lambda *_: None)
 
 
-verify_.register_fake(_returns_nothing)
-pack_tree_mask_.register_fake(_returns_nothing)
+_register("verify_", _verify, mutates=("partial_out", "partial_lse", "out", "lse"))
+_register("pack_tree_mask_", _pack_tree_mask, mutates=("words",))
 
 
 def _query_pair(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import Case, Inputs, make_inputs
 
-from treemla import MaskLayout, ops, pack_tree_mask, verify_attention
+from treemla import MaskLayout, pack_tree_mask, verify_attention
 
 CASE = Case((40, 9), tree_tokens=6, heads=4, dtype="fp32", tree="random", k=0.5, v=2.0)
 
@@ -88,9 +88,11 @@ def test_registered_verify_obeys_its_schema(inputs: Inputs, words: bool) -> None
     workspace = torch.zeros_like(inputs.plan.partial_out), torch.zeros_like(inputs.plan.partial_lse)
     arguments = (q_latent, q_rope, inputs.kv_cache.nan_to_num(), *slots, True, inputs.words if words else None)
     arguments += (*tensors, *workspace, inputs.out, inputs.lse, *inputs.scales.values(), True)
-    torch.library.opcheck(ops.verify_, arguments)
+    torch.library.opcheck(torch.ops.treemla.verify_.default, arguments)
 
 
 def test_registered_packing_obeys_its_schema() -> None:
     mask, lengths = torch.ones(2, 5, 5, dtype=torch.bool).tril(), torch.tensor([3, 0])
-    torch.library.opcheck(ops.pack_tree_mask_, (mask, lengths, torch.zeros(10, dtype=torch.int64), False, 5, 0))
+    torch.library.opcheck(
+        torch.ops.treemla.pack_tree_mask_.default, (mask, lengths, torch.zeros(10, dtype=torch.int64), False, 5, 0)
+    )
