@@ -30,7 +30,7 @@ def _cpu_cases() -> Iterator[Case]:
     yield from sweep(base, k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7))
     yield from sweep(base, dtype=("fp16", "bf16"), family=FAMILIES)
     yield from sweep(base, lengths=(MIXES[1], MIXES[2], (260, 388), (0,), (0, 0, 0), (63,)), heads=(2,), parts=(0, 7))
-    yield from sweep(replace(base, lengths=(70,) * 9), family=("needle.tree",), tree=TREES)
+    yield from sweep(replace(base, lengths=(20,) * 9), family=("needle.tree",), tree=TREES)
     yield from sweep(replace(base, lengths=(40, 3, 0, 0)), padding=(1, 2), tree=("chain", "random"))
     yield from sweep(replace(base, tree_tokens=1, tree="none"), tail=(0, 1))
     yield replace(base, pair=1)

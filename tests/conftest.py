@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `case` runs over the list its module names for the device: CASES = {"cpu": .., "cuda": ..}."""
-    if "case" not in metafunc.fixturenames:
+    if "case" not in metafunc.fixturenames or not hasattr(metafunc.module, "CASES"):
         return
     from cases import Case
 
@@ -46,6 +46,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         else metafunc.module.CASES[metafunc.config.getoption("--device")]
     )
     metafunc.parametrize("case", listed, ids=lambda case: case.id)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --case, only the tests that take a case."""
+    if config.getoption("--case"):
+        other = [item for item in items if "case" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in other]
 
 
 @pytest.fixture(scope="session")
