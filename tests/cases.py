@@ -7,14 +7,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from compare import Expected, expected_attention
+from tree_kinds import TREE_KINDS, make_tree
 
 from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, verify_attention
-from treemla.ddtree import best_first_tree
 from treemla.tree import DraftTree, batch_words
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SLOTS = ("table32", "table64", "ranges32", "ranges64")  # the number: width of lengths and of row or slot indices
-TREES = ("chain", "star", "comb", "random", "ddtree", "self", "padded", "none")
+TREES = (*TREE_KINDS, "self", "padded", "none")  # tokens that see only themselves; half a tree; no words: a chain
 FAMILIES = ("diffuse", "cold", "mean", "needle.first", "needle.last", "needle.cut", "needle.precut", "needle.tree")
 MIXES = {
     1: (0, 1, 31, 32, 33, 63, 64, 65),
@@ -182,28 +182,13 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     )
 
 
-def make_tree(kind: str, tree_tokens: int, seed: int) -> DraftTree:
-    """A tree of `kind`. ddtree: the best-first tree of random marginals, in the order found."""
-    random = np.random.default_rng(seed)
-    if kind == "ddtree":
-        depth, confidence = (7 if tree_tokens <= 17 else 15), random.choice([1.0, 2.0, 4.0])
-        logits = np.sort(confidence * random.standard_normal((depth, 64)), axis=1)[:, ::-1]
-        log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-        return best_first_tree(log_probs, tree_tokens - 1)[0]
-    parents = {
-        "chain": lambda token: token - 1,
-        "star": lambda _: 0,
-        "comb": lambda token: token - 1 if token % 2 else token - 2,  # a spine of even tokens, each with a leaf
-        "random": lambda token: int(random.integers(max(0, token - 6), token)),
-    }[kind]
-    return DraftTree([-1] + [parents(token) for token in range(1, tree_tokens)])
-
-
 def request_tree(case: Case, request: int, seed: int) -> DraftTree:
     """Each request has a tree of its own; a padded one holds about half the tokens."""
-    if case.tree == "padded":
-        return make_tree("random", max(1, (case.tree_tokens + request) // 2), seed + request)
-    return make_tree(case.tree, case.tree_tokens, seed + request)
+    return make_tree("random" if case.tree == "padded" else case.tree, _real_tokens(case, request), seed + request)
+
+
+def _real_tokens(case: Case, request: int) -> int:
+    return max(1, case.tree_tokens // 2 - request % 3) if case.tree == "padded" else case.tree_tokens
 
 
 def _words(case: Case, seed: int, device: torch.device) -> torch.Tensor | None:
@@ -282,8 +267,7 @@ def _kv_rows(case: Case, request: int, plan: VerifyPlan, random: torch.Generator
         rows[_needle_position(case, request, plan)] = torch.cat(
             [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * _needle_direction(torch.device("cpu"))]
         ).to(rows.device)
-    if case.tree == "padded":  # allocated, seen by no row: large but finite
-        rows[n + max(1, (tree_tokens + request) // 2) :] = 1e4
+    rows[n + _real_tokens(case, request) :] = 1e4  # allocated, seen by no row: large but finite
     return rows
 
 

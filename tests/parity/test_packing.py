@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from cases import Case, make_inputs, make_tree
+from cases import Case, make_inputs
 from compare import assert_matches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import trees
+from tree_kinds import make_tree
 
 from treemla import MaskLayout, pack_tree_mask
 from treemla.tree import DraftTree, batch_words, full_mask, qlen_mask

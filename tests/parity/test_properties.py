@@ -11,6 +11,7 @@ from decode import decode, expected_decode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import cases
+from tree_kinds import TREE_KINDS
 
 from treemla import SlotRanges, SlotTable, VerifyPlan
 from treemla.reference import visible_tokens
@@ -52,7 +53,7 @@ def assert_nodes_match_their_paths(inputs: Inputs) -> None:
 
 
 @pytest.mark.parametrize("family", ["diffuse", "mean"])
-@pytest.mark.parametrize("tree", ["chain", "star", "comb", "random", "ddtree", "self"])
+@pytest.mark.parametrize("tree", [*TREE_KINDS, "self"])
 @pytest.mark.parametrize("tree_tokens", [9, 33])
 def test_each_node_equals_a_plain_run_of_its_path(
     tree_tokens: int, tree: str, family: str, device: torch.device
@@ -64,8 +65,7 @@ def test_each_node_equals_a_plain_run_of_its_path(
 @drawn
 @given(data=st.data())
 def test_each_node_of_a_drawn_case_equals_a_plain_run_of_its_path(data: st.DataObject, device: torch.device) -> None:
-    kinds = ("chain", "star", "comb", "random", "ddtree", "self")
-    case = data.draw(cases(device.type, kinds).filter(lambda case: not case.padding))
+    case = data.draw(cases(device.type, (*TREE_KINDS, "self")).filter(lambda case: not case.padding))
     assert_nodes_match_their_paths(make_inputs(case, device))
 
 
