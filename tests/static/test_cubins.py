@@ -43,7 +43,8 @@ def test_building_again_elsewhere_gives_the_same_cubin(arch, tmp_path):
         (copy / source.name).write_bytes(source.read_bytes())
     again = tmp_path / "again.cubin"
     nvcc.compile_cubin(nvcc.find(), copy / nvcc.UNIT, arch, again)
-    assert again.read_bytes() == cubins.cubin_path(arch).read_bytes()
+    same = again.read_bytes() == cubins.cubin_path(arch).read_bytes()
+    assert same, "a name with internal linkage (static, anonymous namespace, const) carries the path: declare it extern"
 
 
 def planted(tmp_path, source, target=tiles.TARGETS["sm_120a"], expected=("planted",)):

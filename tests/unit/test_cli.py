@@ -31,7 +31,7 @@ def junit(tmp_path, cases):
         (0, "<testcase/><testcase><skipped/></testcase>", (Exit.NOTHING_MEASURED, 1, 0)),
         (2, "<testcase><error/></testcase>", (Exit.FAILED, 0, 1)),
         (3, "<testcase/>", (Exit.FAILED, 1, 0)),
-        (4, "", (Exit.USAGE, 0, 0)),
+        (4, "", (Exit.INVALID_ENVIRONMENT, 0, 0)),
         (-11, "<testcase/>", (Exit.FAILED, 1, 0)),
     ],
 )

@@ -1,5 +1,7 @@
 """Facts about this machine, each with what is wrong and what to do about it."""
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -46,11 +48,19 @@ def gpu_problem() -> str:
     return ""
 
 
+def sanitizer_path() -> str | None:
+    """The compute-sanitizer on PATH, else of $CUDA_HOME, else beside nvcc."""
+    folders = [os.environ.get("PATH", ""), os.environ.get("CUDA_HOME", "") + "/bin"]
+    with contextlib.suppress(nvcc.NvccError):
+        folders.append(str(nvcc.find().parent))
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+
+
 def sanitizer_problem() -> str:
     """Why compute-sanitizer cannot be used here; empty where a trivial program runs clean under it."""
-    tool = shutil.which("compute-sanitizer")
+    tool = sanitizer_path()
     if tool is None:
-        return "compute-sanitizer is not on PATH"
+        return "compute-sanitizer: not on PATH, in $CUDA_HOME/bin or beside nvcc"
     command = [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", SANITIZER_PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -131,7 +141,7 @@ def _cuobjdump() -> Fact:
 
 def _sanitizer() -> Fact:
     problem = gpu_problem() or sanitizer_problem()
-    tool = shutil.which("compute-sanitizer") or "none"
+    tool = sanitizer_path() or "none"
     remedy = "the gpu-sanitize layer needs a GPU machine where it works (CUDA toolkit 13.0)" if problem else ""
     return Fact("compute-sanitizer", tool, problem, remedy)
 

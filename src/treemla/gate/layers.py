@@ -15,7 +15,9 @@ from treemla.gate.doctor import WHY_NOT
 from treemla.gate.exits import Exit
 from treemla.gate.fingerprint import REPO
 
-PYTEST_EXITS = {0: Exit.PASS, 4: Exit.USAGE, 5: Exit.NOTHING_MEASURED}  # anything else, a crash too, is a failure
+# 4 is what our conftests end with where the machine cannot run a suite, and pytest for arguments it does not know.
+# Anything else, a crash too, is a failure.
+PYTEST_EXITS = {0: Exit.PASS, 4: Exit.INVALID_ENVIRONMENT, 5: Exit.NOTHING_MEASURED}
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def count_tests(code: int, junit: Path) -> Outcome:
     if verdict is Exit.PASS and (skipped or not passed):
         why = f"{skipped} skipped: a skipped test proves nothing" if skipped else "no test ran"
         return Outcome(Exit.NOTHING_MEASURED, passed, failed, why=why)
-    return Outcome(verdict, passed, failed, why="" if verdict is Exit.PASS else f"pytest exit {code}")
+    return Outcome(verdict, passed, failed, why="" if verdict is Exit.PASS else f"pytest exit {code}, see above")
 
 
 def count_measurements(code: int, results: Path) -> Outcome:
