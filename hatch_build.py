@@ -7,6 +7,7 @@ builds into the cache when a kernel is first asked for.
 
 import ast
 import importlib.util
+import platform
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,8 @@ class CubinHook(BuildHookInterface):
             build_data["force_include"].clear()
             self.app.display_warning(f"treemla: THIS WHEEL HAS NO CUBINS AND WILL NOT RUN ON A GPU\n{error}")
             return
-        build_data["pure_python"] = False  # a cubin needs the Linux it was made for, not a Python version
-        build_data["tag"] = "py3-none-manylinux_2_28_x86_64"
+        build_data["pure_python"] = False  # named apart from a wheel without cubins
+        build_data["tag"] = f"py3-none-manylinux_2_28_{platform.machine()}"
 
     def _include(self, nvcc: ModuleType, cubin: Path, source_hash: str, build_data: dict[str, Any]) -> None:
         record = Path(self.directory, f"{cubin.stem}.source")

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import platform
 import subprocess
 import sys
 import tomllib
@@ -30,7 +31,7 @@ def build_wheel(out, **environment):
 
 def test_a_wheel_carries_each_targets_cubin_its_log_and_the_hash_of_its_source(tmp_path):
     wheel, _ = build_wheel(tmp_path)
-    assert wheel.name == "treemla-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    assert wheel.name == f"treemla-0.1.0-py3-none-manylinux_2_28_{platform.machine()}.whl"
     with zipfile.ZipFile(wheel) as held:
         for arch in tiles.TARGETS:
             assert held.read(f"treemla/_cubins/{arch}.cubin") == nvcc.build(REPO / "csrc", arch).read_bytes()
