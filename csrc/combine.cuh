@@ -1,17 +1,18 @@
-// Merges the partials of a request that was cut into several pieces. Grid: x = query row, y = request, z = which 128
-// of the 512 dims; so even one request with few rows spreads over the GPU.
+// Merges the partials of a request that was cut into several pieces.
 //
-// Warp w takes pieces w, w + 8, ... in order, four dims a lane, with weights relative to its own largest lse; then the
-// warps merge in order. The order never depends on timing, so equal inputs give equal bits.
+// A *unit* is 128 dims of one query row of one request, so that even one request with few rows spreads over the GPU.
+// `unit_warps` warps of a CTA share a unit: warp w takes pieces w, w + unit_warps, ... in order, four dims a lane, with
+// weights relative to its own largest lse; then the warps merge in order. The order never depends on timing, so equal
+// inputs give equal bits. Grid: x = units, 8 / unit_warps a CTA.
 #pragma once
-#include "tile.cuh"
-#include "verify.cuh"
+#include "work.cuh"
 
 namespace treemla {
 
 constexpr int kCombineWarps = 8;
 constexpr int kCombineThreads = 32 * kCombineWarps;
 constexpr int kCombineDims = 128;
+constexpr int kUnitsARow = kLatentDim / kCombineDims;
 
 struct MergedPieces {
   float4 sum = {0.f, 0.f, 0.f, 0.f};  // of weight * partial
@@ -31,58 +32,65 @@ struct MergedPieces {
   }
 };
 
-__device__ __forceinline__ void combine(const VerifyParams& p, int slot_rows) {  // slot_rows: query rows of a partial slot, padding included
-  __shared__ MergedPieces merged[kCombineWarps][32];
-  const int row = blockIdx.x, request = blockIdx.y, rows = gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int dim = blockIdx.z * kCombineDims + 4 * lane;
-  const int64_t out_row = int64_t(request) * rows + row;
-  auto* out = reinterpret_cast<__nv_bfloat162*>(p.out + out_row * kLatentDim + dim);
-  wait_for_dependency();
-  const int begin = p.request_ptr[request], pieces = p.request_ptr[request + 1] - begin;
-  if (p.committed[request] == kOverlong) {
-    if (warp == 0) out[0] = out[1] = __floats2bfloat162_rn(NAN, NAN);
-    if (threadIdx.x == 0 && blockIdx.z == 0) p.lse[out_row] = NAN;
-    return;
-  }
-  if (pieces == 1) return;  // its CTAs wrote the output themselves
-
-  MergedPieces mine;
-  for (int first = warp; first < pieces; first += 32 * kCombineWarps) {  // lane l: piece first + 8 l
-    const int piece = first + kCombineWarps * lane;
-    int slot = 0;
+// This warp's pieces of a unit. partial_row: of the query row in slot 0; slot_rows: query rows of a slot.
+__device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, const Piece* pieces, int count, int first,
+                                                     int stride, int partial_row, int slot_rows, int dim) {
+  const int lane = threadIdx.x % 32;
+  MergedPieces merged;
+  for (; first < count; first += 32 * stride) {  // lane l: piece first + l * stride
+    const int piece = first + stride * lane;
+    int32_t row = 0;
     float lse = -INFINITY;
-    if (piece < pieces) {
-      slot = p.pieces[begin + piece].slot;
-      lse = p.partial_lse[int64_t(slot) * slot_rows + row];
+    if (piece < count) {
+      row = pieces[piece].slot * slot_rows + partial_row;
+      lse = p.partial_lse[row];
     }
-    const float most = warp_max(fmaxf(mine.most, lse));
+    const float most = warp_max(fmaxf(merged.most, lse));
     const float weight = lse == -INFINITY ? 0.f : exp2f(lse - most);
-    mine.scale_to(most);
-    const int count = min(32, (pieces - first + kCombineWarps - 1) / kCombineWarps);
+    merged.scale_to(most);
+    const int here = min(32, (count - first + stride - 1) / stride);
 #pragma unroll 8
-    for (int i = 0; i < count; ++i) {
-      const int64_t partial_row = int64_t(__shfl_sync(0xffffffffu, slot, i)) * slot_rows + row;
-      const float4 o = *reinterpret_cast<const float4*>(p.partial_out + partial_row * kLatentDim + dim);
-      mine.add(__shfl_sync(0xffffffffu, weight, i), o);
+    for (int i = 0; i < here; ++i) {
+      const float* from = p.partial_out + int64_t(__shfl_sync(0xffffffffu, row, i)) * kLatentDim + dim;
+      merged.add(__shfl_sync(0xffffffffu, weight, i), *reinterpret_cast<const float4*>(from));
     }
   }
-  merged[warp][lane] = mine;
+  return merged;
+}
+
+__device__ __forceinline__ void combine(const VerifyParams& p, int batch, int slot_rows, int unit_warps) {
+  __shared__ MergedPieces shared[kCombineWarps][32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = p.tree_tokens * p.heads;
+  const int nth = warp % unit_warps, unit = blockIdx.x * (kCombineWarps / unit_warps) + warp / unit_warps;
+  const int dim = unit % kUnitsARow * kCombineDims + 4 * lane, out_row = unit / kUnitsARow, request = out_row / rows;
+  wait_for_dependency();
+  int pieces = 0, begin = 0, committed = 0;
+  if (request < batch) {
+    begin = p.request_ptr[request];
+    pieces = p.request_ptr[request + 1] - begin;
+    committed = p.committed[request];
+  }
+  MergedPieces mine;
+  if (pieces > 1) mine = merge_pieces(p, p.pieces + begin, pieces, nth, unit_warps, out_row % rows, slot_rows, dim);
+  shared[warp][lane] = mine;
   __syncthreads();
-  if (warp) return;
+  // One piece wrote the output itself; none is a request that the plan refused.
+  if (nth || request >= batch || pieces == 1) return;
+
   float most = mine.most;
-#pragma unroll
-  for (int w = 1; w < kCombineWarps; ++w) most = fmaxf(most, merged[w][lane].most);
+  for (int w = 1; w < unit_warps; ++w) most = fmaxf(most, shared[warp + w][lane].most);
   mine.scale_to(most);
-#pragma unroll
-  for (int w = 1; w < kCombineWarps; ++w) {
-    MergedPieces other = merged[w][lane];
+  for (int w = 1; w < unit_warps; ++w) {
+    MergedPieces other = shared[warp + w][lane];
     other.scale_to(most);
     mine.add(other);
   }
-  const float factor = mine.weight == 0.f ? 0.f : 1.f / mine.weight;
+  const bool refused = committed == kOverlong, blind = mine.weight == 0.f;
+  const float factor = refused ? NAN : blind ? 0.f : 1.f / mine.weight;
+  auto* out = reinterpret_cast<__nv_bfloat162*>(p.out + int64_t(out_row) * kLatentDim + dim);
   out[0] = __floats2bfloat162_rn(mine.sum.x * factor, mine.sum.y * factor);
   out[1] = __floats2bfloat162_rn(mine.sum.z * factor, mine.sum.w * factor);
-  if (lane == 0 && blockIdx.z == 0) p.lse[out_row] = mine.weight == 0.f ? -INFINITY : (most + log2f(mine.weight)) * kLn2;
+  if (dim == 0) p.lse[out_row] = refused ? NAN : blind ? -INFINITY : (most + log2f(mine.weight)) * kLn2;
 }
 
 }  // namespace treemla

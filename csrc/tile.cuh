@@ -10,13 +10,15 @@ constexpr int kLatentDim = 512;
 constexpr int kRopeDim = 64;
 constexpr int kHeadDim = kLatentDim + kRopeDim;
 constexpr int kRowTile = 8;      // query rows of one mma column tile
-constexpr int kTileTokens = 32;  // KV tokens of a pipeline stage
-constexpr int kWarps = 8;         // consumers: the arithmetic
-constexpr int kProducers = 4;     // warps that only copy KV rows
-constexpr int kThreads = 32 * (kWarps + kProducers);
+constexpr int kTileTokens = 32;  // pieces are cut at multiples of it
 constexpr int kMaxTreeTokens = 64;
 
+// The mma.sync path's CTA.
+constexpr int kWarps = 8;      // consumers: the arithmetic
+constexpr int kProducers = 4;  // warps that only copy KV rows
+constexpr int kThreads = 32 * (kWarps + kProducers);
 constexpr int kKvRowBytes = kHeadDim * 2 + 16;  // 73 * 16: odd, so ldmatrix meets no bank conflict, plain or transposed
+constexpr int kStages = 2;                       // what sm_120's shared memory holds beside the rest
 constexpr int kStageBytes = kTileTokens * kKvRowBytes;
 constexpr int kKSplits = 4;                     // warps that share one token group's 576-long dot product
 constexpr int kKSteps = kHeadDim / 16 / kKSplits;
@@ -27,27 +29,6 @@ constexpr int kMinPartTiles = 2;
 constexpr int kRequestOverheadTiles = 2;
 constexpr int kDirect = -1;
 constexpr int kOverlong = -1;
-
-// What a CTA may hold. Overlapped, softmax of tile i+1 runs beside PV of tile i: two tiles are resident, so it wants
-// four stages or more; sm_120 holds two.
-#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200) || defined(TREEMLA_SM120_TILES)  // the latter: see docs/kernel.md
-constexpr int kSharedLimitBytes = 101376;
-constexpr bool kOverlap = false;
-#else
-constexpr int kSharedLimitBytes = 232448;
-constexpr bool kOverlap = true;
-#endif
-constexpr int kMaxStages = 5;
-constexpr int kBuffers = kOverlap ? 2 : 1;  // of scores, probabilities and rescale factors
-constexpr int kBarrierBytes = 2 * kMaxStages * 8;
-
-__host__ __device__ constexpr int buffer_bytes(int rows) {  // one buffer: partial scores, probabilities, rescale factors
-  return rows * (kKSplits * kScoreStride * 4 + kProbStride * 2 + 4);
-}
-__host__ __device__ constexpr int stages(int rows) {
-  const int fit = (kSharedLimitBytes - kBarrierBytes - kBuffers * buffer_bytes(rows)) / kStageBytes;
-  return fit < kMaxStages ? fit : kMaxStages;
-}
 
 // Where tokens live: token j of request b is index[row[b] * stride + j]. A table has stride C and row =
 // req_pool_indices; ranges have stride 1 and row = kv_indptr.

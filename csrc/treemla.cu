@@ -2,7 +2,10 @@
 #include "combine.cuh"
 #include "pack_mask.cuh"
 #include "plan.cuh"
-#include "verify.cuh"
+#include "verify_mma.cuh"
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#include "verify_wgmma.cuh"
+#endif
 
 using namespace treemla;
 
@@ -12,19 +15,37 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(con
   pack_mask(p);
 }
 
-extern "C" __global__ void __launch_bounds__(kCombineThreads)
-    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows) {
-  combine(p, slot_rows);
+extern "C" __global__ void __launch_bounds__(kCombineThreads, 2)
+    treemla_combine(const __grid_constant__ VerifyParams p, int batch, int slot_rows, int unit_warps) {
+  combine(p, batch, slot_rows, unit_warps);
 }
 
-#define TREEMLA_VERIFY(rows)                                                                                     \
+#define TREEMLA_VERIFY_MMA(rows)                                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                      \
-      treemla_verify_r##rows(const __grid_constant__ VerifyParams p) {                                           \
-    verify<rows / kRowTile>(p);                                                                                  \
+      treemla_verify_mma_r##rows(const __grid_constant__ VerifyParams p) {                                           \
+    verify_mma<rows / kRowTile>(p);                                                                                  \
   }
 
-TREEMLA_VERIFY(8)
-TREEMLA_VERIFY(16)
-TREEMLA_VERIFY(24)
-TREEMLA_VERIFY(32)
-TREEMLA_VERIFY(40)
+TREEMLA_VERIFY_MMA(8)
+TREEMLA_VERIFY_MMA(16)
+TREEMLA_VERIFY_MMA(24)
+TREEMLA_VERIFY_MMA(32)
+TREEMLA_VERIFY_MMA(40)
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define TREEMLA_VERIFY_WGMMA(rows)                                                                               \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1)                                                    \
+      treemla_verify_wgmma_r##rows(const __grid_constant__ VerifyParams p) {                                     \
+    verify_wgmma<rows / kRowTile>(p);                                                                            \
+  }
+
+TREEMLA_VERIFY_WGMMA(8)
+TREEMLA_VERIFY_WGMMA(16)
+TREEMLA_VERIFY_WGMMA(24)
+TREEMLA_VERIFY_WGMMA(32)
+TREEMLA_VERIFY_WGMMA(40)
+TREEMLA_VERIFY_WGMMA(48)
+TREEMLA_VERIFY_WGMMA(56)
+TREEMLA_VERIFY_WGMMA(64)
+TREEMLA_VERIFY_WGMMA(72)
+#endif

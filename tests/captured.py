@@ -27,14 +27,13 @@ class Setup:
     layers: int = 2
     max_context: int = 65_536
     pool_slots: int = 140_000
+    path: str = ""  # the verify kernel; "": the device's default
 
     @property
     def id(self) -> str:
         kind = "ranges" if self.ranges else "table"
         bits = 8 * self.index_dtype.itemsize
-        return (
-            f"h{self.heads}-t{self.tree_tokens}-b{self.batch}-{self.layout.value}-{kind}{bits}-split{self.fixed_split}"
-        )
+        return f"h{self.heads}-t{self.tree_tokens}-b{self.batch}-{self.layout.value}-{kind}{bits}-split{self.fixed_split}{self.path and '-' + self.path}"
 
     def rerun(self, device_type: str) -> str:
         return f"python -m pytest tests/graph --device {device_type} -k {self.id}"
@@ -65,7 +64,9 @@ class Captured:
         else:
             table = zeros(2 * setup.batch, columns, dtype=torch.int32)
             self.slots = SlotTable(table, zeros(setup.batch, dtype=setup.index_dtype))
-        self.plan, self.eager_plan = (VerifyPlan(shape, setup.batch, device, **split) for _ in range(2))
+        self.plan, self.eager_plan = (
+            VerifyPlan(shape, setup.batch, device, path=setup.path or None, **split) for _ in range(2)
+        )
         self.outputs, self.eager_outputs = (
             [
                 (zeros(tokens, setup.heads, 512), zeros(tokens, setup.heads, dtype=torch.float32))

@@ -34,6 +34,7 @@ def _cpu_cases() -> Iterator[Case]:
     yield from sweep(replace(base, lengths=(40, 3, 0, 0)), padding=(1, 2), tree=("chain", "random"))
     yield from sweep(replace(base, tree_tokens=1, tree="none"), tail=(0, 1))
     yield replace(base, pair=1)
+    yield from sweep(base, path=("mma", "wgmma"), heads=(8,), tree_tokens=(9, 33))
 
 
 def _gpu_cases() -> Iterator[Case]:
@@ -62,4 +63,10 @@ def _gpu_cases() -> Iterator[Case]:
     yield replace(base, lengths=(1000, 333), high=1, page_size=64, slots="ranges64")
 
 
-CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": list(dict.fromkeys(_gpu_cases()))}
+def _on_each_path(cases: Iterator[Case]) -> list[Case]:
+    """On the device's default kernel, and on mma, which every GPU has and a Hopper GPU does not choose."""
+    distinct = dict.fromkeys(cases)
+    return [*distinct, *(replace(case, path="mma") for case in distinct)]
+
+
+CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": _on_each_path(_gpu_cases())}

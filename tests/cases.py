@@ -10,6 +10,7 @@ from compare import Expected, expected_attention
 from tree_kinds import TREE_KINDS, make_tree
 
 from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, verify_attention
+from treemla.tiles import PATHS
 from treemla.tree import DraftTree, batch_words
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -48,6 +49,7 @@ class Case:
     tail: int = 0
     pair: int = 0  # 1: q as two strided tensors
     high: int = 0  # 1: slots at the far end of a pool of more than 2^32 bytes
+    path: str = ""  # the verify kernel; "": the device's default
 
     def __post_init__(self) -> None:
         assert self.tree in TREES and self.family in FAMILIES and self.slots in SLOTS and self.dtype in DTYPES, self
@@ -83,7 +85,9 @@ class Case:
             lengths = lengths * int(batch) if len(lengths) == 1 else lengths
         held: dict[str, object] = {}
         words = {
-            word: kind for kind, known in (("tree", TREES), ("family", FAMILIES), ("slots", SLOTS)) for word in known
+            word: kind
+            for kind, known in (("tree", TREES), ("family", FAMILIES), ("slots", SLOTS), ("path", PATHS))
+            for word in known
         }
         numbers = {field.name: type(field.default) for field in fields(cls)[5:]}
         for part in filter(None, rest.split("-")):
@@ -160,7 +164,9 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
 
     owned, pool_slots = _place(case, np.random.default_rng(seed), device)
     slots = _slot_table(case, owned, width, random) if case.slots.startswith("table") else _slot_ranges(owned, width)
-    plan = VerifyPlan(case.shape, case.batch, device, parts=case.parts or None, **_fixed_split(case))
+    plan = VerifyPlan(
+        case.shape, case.batch, device, parts=case.parts or None, path=case.path or None, **_fixed_split(case)
+    )
     plan.update(seq_lens, slots, tail=case.tail)
 
     kv_cache = torch.full((pool_slots, 576), torch.nan, dtype=dtype, device=device)

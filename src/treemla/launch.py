@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treemla import cubins, tiles
+from treemla import cubins
 from treemla.problem import Slots, SlotTable
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 PLAN_THREADS = 1024
 PACK_THREADS = 256
-COMBINE_THREADS = 256
-COMBINE_DIMS = 128
-VERIFY_THREADS = 32 * (tiles.CONSUMER_WARPS + tiles.PRODUCER_WARPS)
+COMBINE_WARPS = 8
+COMBINE_UNIT_DIMS = 128
+COMBINE_WARP_PIECES = 8  # partial rows that a combine warp reads at once
 DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
 INT32_MAX = 2**31 - 1
 
@@ -162,13 +162,24 @@ def verify(
         score_scale=sm_scale * k_scale * math.log2(math.e),
         v_scale=v_scale,
     )
-    target = cubins.target_of(plan.device)
-    shared = tiles.shared_memory_bytes(target, plan.block_rows)
-    name = tiles.verify_kernel_name(plan.block_rows)
-    _launch(name, plan.device, (plan.blocks, plan.parts), VERIFY_THREADS, shared, args)
-    grid = (shape.rows, slots.batch, shape.latent_dim // COMBINE_DIMS)
-    slot_rows = ctypes.c_int32(plan.blocks * plan.block_rows)
-    _launch("treemla_combine", plan.device, grid, COMBINE_THREADS, 0, args, slot_rows, overlaps_previous=True)
+    path, rows = plan.path, plan.block_rows
+    grid: tuple[int, ...] = (plan.blocks, plan.parts)
+    _launch(path.kernel_name(rows), plan.device, grid, path.threads, path.shared_memory_bytes(rows), args)
+    unit_warps = combine_unit_warps(plan, slots.batch)
+    units = slots.batch * shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
+    extents = [ctypes.c_int32(x) for x in (slots.batch, plan.blocks * plan.block_rows, unit_warps)]
+    grid = (-(-units * unit_warps // COMBINE_WARPS),)
+    _launch("treemla_combine", plan.device, grid, 32 * COMBINE_WARPS, 0, args, *extents, overlaps_previous=True)
+
+
+def combine_unit_warps(plan: VerifyPlan, batch: int) -> int:
+    """Warps (1, 2, 4 or 8) that share a unit of the combine kernel: enough to read a request's partials in one go.
+
+    Under fixed split it depends on the plan alone: the merge order decides the last bits of the result.
+    """
+    pieces = len(plan.pieces) // plan.max_batch if plan.fixed_split else 1 + plan.parts // batch
+    warps = -(-pieces // COMBINE_WARP_PIECES)
+    return min(COMBINE_WARPS, 1 << (warps - 1).bit_length())
 
 
 def _slots_arg(slots: Slots) -> SlotsArg:

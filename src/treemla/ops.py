@@ -85,8 +85,9 @@ def verify_attention(
         where = slots.req_to_token, slots.req_pool_indices
     else:
         where = slots.kv_indptr, slots.kv_indices
+    options = plan.path.name, plan.fixed_split, check_values
     torch.ops.treemla.verify_(
-        q_latent, q_rope, kv_rows, *where, is_table, words, *plan.tensors, out, lse, *scales, check_values
+        q_latent, q_rope, kv_rows, *where, is_table, words, *plan.tensors, out, lse, *scales, *options
     )
     return out, lse
 
@@ -151,6 +152,8 @@ def _verify(
     sm_scale: float,
     k_scale: float,
     v_scale: float,
+    path: str,
+    fixed_split: bool,
     check_values: bool,
 ) -> None:
     """verify_attention with its checks of sizes done, over plain tensors: what torch.compile and graphs see.
@@ -162,7 +165,7 @@ def _verify(
     widths = q_latent.shape[-1], q_rope.shape[-1]
     shape = VerifyShape(q_latent.shape[1], tree_tokens, *widths, dtype=q_latent.dtype)
     schedule_and_workspace = committed, pieces, part_ptr, request_ptr, partial_out, partial_lse
-    plan = VerifyPlan.from_tensors(shape, slots.batch, *schedule_and_workspace)
+    plan = VerifyPlan.from_tensors(shape, slots.batch, path, fixed_split, *schedule_and_workspace)
     is_cuda = plan.device.type == "cuda"
     if is_cuda:
         for name, tensor in (("q", q_latent), ("q (rope)", q_rope), ("kv_cache", kv_cache), ("out", out)):
@@ -225,7 +228,7 @@ def _kv_rows(kv_cache: torch.Tensor, plan: VerifyPlan) -> torch.Tensor:
     width = plan.shape.head_dim
     has_head_axis = isinstance(kv_cache, torch.Tensor) and kv_cache.dim() == 3
     _expect_readable("kv_cache", kv_cache, (None, 1, width) if has_head_axis else (None, width), plan)
-    expect(kv_cache.shape[0] >= 1, "kv_cache", "at least 1 slot", kv_cache.shape[0])
+    expect(1 <= kv_cache.shape[0] < 2**31, "kv_cache", "1 to 2^31 - 1 slots", kv_cache.shape[0])
     return kv_cache.select(1, 0) if has_head_axis else kv_cache
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from treemla import launch, schedule, tiles
+from treemla import cubins, launch, schedule, tiles
 from treemla.checks import expect, expect_slots, expect_tensor
 from treemla.problem import Slots, SlotTable, VerifyShape
 
@@ -18,6 +18,7 @@ class VerifyPlan:
     enqueue kernels, so they record into a CUDA graph and replay with other lengths.
 
     parts: KV parts a launch is cut into; default: what fills the GPU (`tiles.num_parts`).
+    path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. On a CPU it only sets block heights.
     fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
     the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
     """
@@ -29,17 +30,20 @@ class VerifyPlan:
         device: torch.device | str,
         *,
         parts: int | None = None,
+        path: str | None = None,
         fixed_split_tokens: int | None = None,
         max_context: int | None = None,
     ) -> None:
-        expect(max_batch >= 1, "max_batch", "at least 1", max_batch)
+        expect(1 <= max_batch <= tiles.MAX_BATCH, "max_batch", f"1..{tiles.MAX_BATCH}", max_batch)
         expect(parts is None or parts >= 1, "parts", "at least 1", parts)
         self.shape = shape
         self.max_batch = max_batch
         self.device = torch.empty(0, device=device).device  # "cuda" alone becomes the current device's number
-        self.blocks, self.block_rows = tiles.row_blocks(shape)
+        self.path = self._path(path)
+        self.blocks, self.block_rows = self.path.row_blocks(shape)
         self.parts = parts or self._default_parts()
         self.fixed_split_tokens = fixed_split_tokens
+        self.fixed_split = fixed_split_tokens is not None
         if fixed_split_tokens is None:
             expect(max_context is None, "max_context", "None without fixed_split_tokens", max_context)
             max_slots = max(1, 2 * (self.parts - 1))
@@ -68,6 +72,8 @@ class VerifyPlan:
         cls,
         shape: VerifyShape,
         batch: int,
+        path: str,
+        fixed_split: bool,
         committed: torch.Tensor,
         pieces: torch.Tensor,
         part_ptr: torch.Tensor,
@@ -80,7 +86,7 @@ class VerifyPlan:
         plan.shape, plan.batch, plan.device = shape, batch, committed.device
         plan.max_batch, plan.parts = len(committed), len(part_ptr) - 1
         plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
-        plan.fixed_split_tokens = plan.max_context = None
+        plan.path, plan.fixed_split = tiles.PATHS[path], fixed_split
         plan.committed, plan.pieces, plan.part_ptr, plan.request_ptr = committed, pieces, part_ptr, request_ptr
         plan.partial_out, plan.partial_lse = partial_out, partial_lse
         return plan
@@ -149,6 +155,14 @@ class VerifyPlan:
         ):
             held[: len(array)].copy_(torch.from_numpy(array))
         self.batch = len(made.committed)
+
+    def _path(self, name: str | None) -> tiles.KernelPath:
+        held = cubins.target_of(self.device).paths if self.device.type == "cuda" else tuple(tiles.PATHS.values())
+        if name is None:
+            return held[0]
+        names = [path.name for path in held]
+        expect(name in names, "path", f"one of {names} on {self.device}", name)
+        return tiles.PATHS[name]
 
     def _default_parts(self) -> int:
         if self.device.type != "cuda":

@@ -1,53 +1,85 @@
-"""The one dispatch table: how query rows are cut into row blocks, and what a block's CTA looks like on each GPU.
+"""The one dispatch table: which verify kernel runs on which GPU, how query rows are cut into row blocks, what a CTA holds.
 
-A CTA holds a *row block*: 8 to 40 query rows in steps of 8 (`ROW_TILE`, the n of mma.m16n8k16, since the
-kernel computes S^T = K Q^T and O^T = V^T P^T with the query rows as columns). Its registers bound the height:
-a thread keeps 16 accumulators and 18 registers of Q for each 8 rows, so 40 rows take 170 of 255.
-csrc/tile.cuh repeats the three constants marked (device) and asserts the shared-memory formula.
+Both kernels make the query rows the columns of the matrix products (S^T = K Q^T, O^T = V^T P^T), so a block pads to 8
+rows. Registers bound its height: O^T keeps 512 floats a row. `mma` also keeps Q there: 40 rows. `wgmma` keeps Q in
+shared memory: 72 rows, so that T = 9 trees of 8 heads read every KV row once and pad nothing.
+csrc/ repeats these numbers; tests/static/test_device_constants.py has the compiler compare the two.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from treemla.problem import VerifyShape
 
-ROW_TILE = 8  # (device)
-MAX_ROW_TILES = 5
-TILE_TOKENS = 32  # (device) KV tokens a pipeline stage
-CONSUMER_WARPS = 8  # (device) the arithmetic
-PRODUCER_WARPS = 4  # (device) copy KV rows
+ROW_TILE = 8  # query rows a block's height is a multiple of
+TILE_TOKENS = 32  # pieces are cut at multiples of it
+MAX_BATCH = 4096  # what the device planner's shared memory holds
 
-_KV_ROW_BYTES = 576 * 2 + 16  # padded to an odd multiple of 16 bytes: ldmatrix reads it without bank conflicts
-_STAGE_BYTES = TILE_TOKENS * _KV_ROW_BYTES
-_MAX_STAGES = 5
-_BUFFER_BYTES_A_ROW = 4 * (TILE_TOKENS + 4) * 4 + 2 * (TILE_TOKENS + 8) + 4  # scores of 4 splits, probabilities, factor
-_BARRIER_BYTES = 2 * _MAX_STAGES * 8
+
+@dataclass(frozen=True)
+class KernelPath:
+    """A verify kernel. `shared_memory_bytes`: dynamic shared memory of a CTA, by block height."""
+
+    name: str
+    max_block_rows: int
+    threads: int
+    shared_memory_bytes: Callable[[int], int]
+
+    def kernel_name(self, block_rows: int) -> str:
+        return f"treemla_verify_{self.name}_r{block_rows}"
+
+    @property
+    def block_heights(self) -> range:
+        return range(ROW_TILE, self.max_block_rows + 1, ROW_TILE)
+
+    def row_blocks(self, shape: VerifyShape) -> tuple[int, int]:
+        """(number of row blocks, rows a block): the fewest blocks that cover `shape.rows`, all of the least height."""
+        blocks = -(-shape.rows // self.max_block_rows)
+        return blocks, -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
+
+
+def _mma_shared_bytes(rows: int) -> int:
+    """Two stages of 32 KV rows, each padded to 1,168 bytes; partial scores, probabilities, factors; barriers."""
+    return 2 * 32 * (576 * 2 + 16) + rows * (4 * (32 + 4) * 4 + 2 * (32 + 8) + 4) + 8 * 4
+
+
+def _wgmma_shared_bytes(rows: int) -> int:
+    """Q and two buffers of probabilities in 128-byte rows, factors, statistics, tree words, barriers; then as many
+    8 KB boxes of KV as fit, up to three tiles of nine."""
+    beside = (9 + 2) * 128 * rows + (2 + 8) * 4 * rows + 8 * rows + 8 * (2 * 27 + 4)
+    return min(27, (SM_90_SHARED_BYTES - beside) // 8192) * 8192 + beside
+
+
+SM_90_SHARED_BYTES = 232_448
+SM_120_SHARED_BYTES = 101_376
+
+MMA = KernelPath("mma", 40, 384, _mma_shared_bytes)
+WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes)
+PATHS = {path.name: path for path in (MMA, WGMMA)}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU architecture that a cubin is built for.
+    """A GPU architecture that a cubin is built for. paths: the kernels in it, the default first.
 
-    `buffers`: 2 where softmax of a tile runs beside PV of the one before, which keeps two tiles resident;
-    1 where shared memory holds too few stages for that.
+    sm_90a also holds the mma kernels, with the tiles of sm_120, so that a Hopper GPU can test and time what runs there.
     """
 
     arch: str  # nvcc's name
     compute_capability: tuple[int, int]
     shared_memory_limit_bytes: int  # a block
-    buffers: int
+    paths: tuple[KernelPath, ...]
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        verify = [path.kernel_name(rows) for path in self.paths for rows in path.block_heights]
+        return ("treemla_plan", "treemla_pack_mask", "treemla_combine", *verify)
 
 
 TARGETS = {
-    "sm_90a": Target("sm_90a", (9, 0), 232_448, buffers=2),
-    "sm_120a": Target("sm_120a", (12, 0), 101_376, buffers=1),
+    "sm_90a": Target("sm_90a", (9, 0), SM_90_SHARED_BYTES, (WGMMA, MMA)),
+    "sm_120a": Target("sm_120a", (12, 0), SM_120_SHARED_BYTES, (MMA,)),
 }
-
-
-def row_blocks(shape: VerifyShape) -> tuple[int, int]:
-    """(number of row blocks, rows a block, a multiple of 8) that cover `shape.rows` with the least padding."""
-    tiles = -(-shape.rows // ROW_TILE)
-    blocks = -(-tiles // MAX_ROW_TILES)
-    return blocks, -(-tiles // blocks) * ROW_TILE
 
 
 def num_parts(blocks: int, num_sms: int) -> int:
@@ -59,22 +91,3 @@ def num_parts(blocks: int, num_sms: int) -> int:
     candidates = [max(1, waves * num_sms // blocks) for waves in (1, 2, 3, 4)]
     busy = [parts * blocks / (num_sms * -(-parts * blocks // num_sms)) for parts in candidates]
     return next((p for p, b in zip(candidates, busy, strict=True) if b >= 0.95), candidates[busy.index(max(busy))])
-
-
-def shared_memory_bytes(target: Target, block_rows: int) -> int:
-    """Dynamic shared memory of a verify CTA: barriers, scores, probabilities and factors, then as many KV stages as fit, up to 5."""
-    buffers = target.buffers * block_rows * _BUFFER_BYTES_A_ROW + _BARRIER_BYTES
-    stages = min(_MAX_STAGES, (target.shared_memory_limit_bytes - buffers) // _STAGE_BYTES)
-    return stages * _STAGE_BYTES + buffers
-
-
-def verify_kernel_name(block_rows: int) -> str:
-    return f"treemla_verify_r{block_rows}"
-
-
-KERNEL_NAMES = (
-    "treemla_plan",
-    "treemla_pack_mask",
-    "treemla_combine",
-    *(verify_kernel_name(ROW_TILE * tiles) for tiles in range(1, MAX_ROW_TILES + 1)),
-)

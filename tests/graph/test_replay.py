@@ -11,6 +11,8 @@ SETUPS = (
     Setup(layout=MaskLayout.QLEN_ONLY, ranges=True, index_dtype=torch.int32),
     Setup(heads=5, tree_tokens=7, fixed_split=1024),
     Setup(heads=16, tree_tokens=33, batch=3, ranges=True),
+    Setup(path="mma"),
+    Setup(heads=5, tree_tokens=7, fixed_split=1024, path="mma"),
 )
 CAPTURE_LENGTHS = {"short": [1, 37, 64], "long": [65_536, 16_384, 33]}
 REPLAY_LENGTHS = (

@@ -12,8 +12,8 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so
 
 import torch
 
-from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, pack_tree_mask, verify_attention
-from treemla.tiles import MAX_ROW_TILES, ROW_TILE
+from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, cubins, pack_tree_mask, verify_attention
+from treemla.tiles import KernelPath
 
 POOL_SLOTS = 400
 PAGE = 16
@@ -40,12 +40,14 @@ CASES = (
     SanitizeCase(3, 8, layout=MaskLayout.QLEN_ONLY, lengths=(100, 37, 0), num_padding=1),
     SanitizeCase(8, 4, fixed_split=32),
     SanitizeCase(5, 8, ranges=True, layout=MaskLayout.QLEN_ONLY),
+    SanitizeCase(6, 8, index_dtype=torch.int32),
+    SanitizeCase(7, 8, lengths=(33,)),
     SanitizeCase(8, 9, index_dtype=torch.int32),
     SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
 )
 
 
-def run(case: SanitizeCase) -> None:
+def run(case: SanitizeCase, path: KernelPath) -> None:
     """One step on the GPU and on the CPU."""
     random = torch.Generator().manual_seed(1)
     shape = VerifyShape(case.heads, case.tree_tokens)
@@ -61,15 +63,16 @@ def run(case: SanitizeCase) -> None:
     q = torch.randn(tokens, case.heads, 576, generator=random).bfloat16()
     seq_lens = torch.tensor(case.lengths, dtype=case.index_dtype)
     mask = _mask(case)
-    expected = _step(case, shape, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
-    result = _step(case, shape, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
-    print(case, flush=True)
+    expected = _step(case, path, shape, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
+    result = _step(case, path, shape, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
+    print(path.name, case, flush=True)
     for got, want in zip(result, expected, strict=True):  # words, out, lse
         torch.testing.assert_close(got.cpu(), want, atol=TOLERANCE, rtol=0)
 
 
 def _step(
     case: SanitizeCase,
+    path: KernelPath,
     shape: VerifyShape,
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -79,7 +82,7 @@ def _step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words, out and lse."""
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 128} if case.fixed_split else {}
-    plan = VerifyPlan(shape, len(case.lengths), q.device, parts=case.parts, **split)
+    plan = VerifyPlan(shape, len(case.lengths), q.device, parts=case.parts, path=path.name, **split)
     for name in ("committed", "pieces", "part_ptr", "request_ptr", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
     words = torch.empty(len(q), dtype=torch.int64, device=q.device)
@@ -121,12 +124,14 @@ def _mask(case: SanitizeCase) -> torch.Tensor:
 
 
 def main() -> None:
-    heights = {VerifyPlan(VerifyShape(case.heads, case.tree_tokens), 1, "cpu").block_rows for case in CASES}
-    if missing := {ROW_TILE * tiles for tiles in range(1, MAX_ROW_TILES + 1)} - heights:
-        raise SystemExit(f"no case has row blocks of height {sorted(missing)}")
-    for case in CASES:
-        run(case)
-    print(f"{len(CASES)} cases ran")
+    paths = cubins.target_of(torch.device("cuda")).paths
+    for path in paths:
+        heights = {path.row_blocks(VerifyShape(case.heads, case.tree_tokens))[1] for case in CASES}
+        if missing := set(path.block_heights) - heights:
+            raise SystemExit(f"{path.name}: no case has row blocks of height {sorted(missing)}")
+        for case in CASES:
+            run(case, path)
+    print(f"{len(CASES)} cases ran on {len(paths)} kernels")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,16 @@ def test_registered_verify_obeys_its_schema(inputs: Inputs, words: bool) -> None
     tensors = (inputs.plan.committed, inputs.plan.pieces, inputs.plan.part_ptr, inputs.plan.request_ptr)
     workspace = torch.zeros_like(inputs.plan.partial_out), torch.zeros_like(inputs.plan.partial_lse)
     arguments = (q_latent, q_rope, inputs.kv_cache.nan_to_num(), *slots, True, inputs.words if words else None)
-    arguments += (*tensors, *workspace, inputs.out, inputs.lse, *inputs.scales.values(), True)
+    arguments += (
+        *tensors,
+        *workspace,
+        inputs.out,
+        inputs.lse,
+        *inputs.scales.values(),
+        inputs.plan.path.name,
+        False,
+        True,
+    )
     torch.library.opcheck(torch.ops.treemla.verify_.default, arguments)
 
 

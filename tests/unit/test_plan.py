@@ -90,7 +90,9 @@ def test_update_refuses_lengths_above_max_context() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_batch": 0}, "max_batch: expected at least 1, got 0"),
+        ({"max_batch": 0}, r"max_batch: expected 1\.\.4096, got 0"),
+        ({"max_batch": 4097}, r"max_batch: expected 1\.\.4096, got 4097"),
+        ({"path": "tcgen05"}, r"path: expected one of \['mma', 'wgmma'\] on cpu, got 'tcgen05'"),
         ({"parts": 0}, "parts: expected at least 1, got 0"),
         ({"fixed_split_tokens": 33, "max_context": 9}, "fixed_split_tokens: expected a multiple of 32, got 33"),
         ({"fixed_split_tokens": 0, "max_context": 9}, "fixed_split_tokens: expected a multiple of 32, got 0"),
@@ -168,7 +170,17 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
 
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:
     plan = VerifyPlan(SHAPE, 3, "cpu", parts=5)
-    again = VerifyPlan.from_tensors(SHAPE, 2, *plan.tensors)
-    for name in ("shape", "max_batch", "device", "blocks", "block_rows", "parts", "workspace_bytes"):
+    again = VerifyPlan.from_tensors(SHAPE, 2, "mma", False, *plan.tensors)
+    for name in (
+        "shape",
+        "path",
+        "fixed_split",
+        "max_batch",
+        "device",
+        "blocks",
+        "block_rows",
+        "parts",
+        "workspace_bytes",
+    ):
         assert getattr(again, name) == getattr(plan, name)
     assert all(mine is its for mine, its in zip(again.tensors, plan.tensors, strict=True))

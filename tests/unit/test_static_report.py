@@ -109,8 +109,8 @@ def test_each_fault_of_a_kernel_is_a_problem(changed, said):
 
 
 def test_dynamic_shared_memory_counts_beside_static():
-    name = tiles.verify_kernel_name(40)
-    room = TARGET.shared_memory_limit_bytes - tiles.shared_memory_bytes(TARGET, 40)
+    name = tiles.WGMMA.kernel_name(40)
+    room = TARGET.shared_memory_limit_bytes - tiles.WGMMA.shared_memory_bytes(40)
     assert problems(kernel(name, static_shared_bytes=room)) == []
     assert len(problems(kernel(name, static_shared_bytes=room + 1))) == 1
 
@@ -118,7 +118,7 @@ def test_dynamic_shared_memory_counts_beside_static():
 def test_a_missing_and_an_unexpected_kernel_are_problems():
     assert problems(kernel("k"), expected=("other",)) == [
         "other: missing from the cubin",
-        "k: not one of tiles.KERNEL_NAMES",
+        "k: not one of the target's kernel_names",
     ]
 
 
@@ -145,6 +145,6 @@ def test_a_report_joins_the_log_the_usage_and_the_instructions(monkeypatch, tmp_
 def test_every_kernel_that_is_launched_is_expected_in_the_cubins():
     source = Path(__file__).parents[2] / "csrc" / "treemla.cu"
     text = source.read_text()
-    for name in tiles.KERNEL_NAMES:
+    for name in TARGET.kernel_names:
         stem = name.rstrip("0123456789")
         assert stem in text, name

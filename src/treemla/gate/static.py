@@ -45,7 +45,7 @@ class StaticReport:
 
 def report(arch: str) -> StaticReport:
     """Build or find the cubin of `arch` and read it."""
-    return report_on(cubins.cubin_path(arch), tiles.TARGETS[arch], tiles.KERNEL_NAMES)
+    return report_on(cubins.cubin_path(arch), tiles.TARGETS[arch], tiles.TARGETS[arch].kernel_names)
 
 
 def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> StaticReport:
@@ -79,7 +79,7 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
     found = [f"{name}: missing from the cubin" for name in expected if name not in names]
     for kernel in kernels:
         if kernel.name not in expected:
-            found.append(f"{kernel.name}: not one of tiles.KERNEL_NAMES")
+            found.append(f"{kernel.name}: not one of the target's kernel_names")
         if kernel.spill_bytes:
             found.append(f"{kernel.name}: spills {kernel.spill_bytes} bytes")
         if kernel.stack_bytes:
@@ -94,10 +94,10 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
 
 def dynamic_shared_bytes(name: str, target: tiles.Target) -> int:
     """What the host asks for at launch: fixed for a verify kernel, none or little for the others."""
-    for row_tiles in range(1, tiles.MAX_ROW_TILES + 1):
-        rows = tiles.ROW_TILE * row_tiles
-        if name == tiles.verify_kernel_name(rows):
-            return tiles.shared_memory_bytes(target, rows)
+    for path in target.paths:
+        for rows in path.block_heights:
+            if name == path.kernel_name(rows):
+                return path.shared_memory_bytes(rows)
     return 0
 
 

@@ -1,0 +1,423 @@
+// Tree-verify MLA attention on sm_90a: the same work, grid and results as verify_mma.cuh, by wgmma.
+//
+// A block of up to 72 query rows (T = 9, H = 8 without padding) reads every KV row once. As there the query
+// rows are the columns of both products, here of one warpgroup-wide instruction:
+//   S^T [64 tokens x rows] = K Q^T     A = K, B = Q, both K-major in shared memory
+//   O^T [512 dims x rows] += V^T P^T   A = the same bytes as K, read M-major; B = P; O in registers
+//
+// Shared memory holds KV as *boxes*: 64 tokens x 64 dims, 8 KB, 128-byte swizzle, nine a tile (the rope first, then the
+// latent). Boxes go through a ring in this order, so that the rope's place is free as soon as the scores are computed,
+// and the next tile arrives box by box while this one's values are still in use.
+//
+// Four warpgroups, each at its own pace:
+//   producer      gathers KV rows, 16 bytes a copy
+//   scorer        scores and softmax of a tile; P and the rescale factors into one of two buffers
+//   accumulators  two, 256 dims each: rescale, O += V P
+// full[box]  128 copies' arrivals        empty[box]  4 scorer warps and 4 of the accumulator that reads its values
+// ready[b]   128 scorer threads: P, factors of buffer b       spent[b]    8 accumulator warps have read them
+// After the last tile of a piece one more turn of a buffer hands over the final factors.
+#pragma once
+#include "work.cuh"
+#include "wgmma.cuh"
+
+namespace treemla {
+
+constexpr int kBoxBytes = 8192;
+constexpr int kBoxes = 9;             // a tile
+constexpr int kWgTileTokens = 64;
+constexpr int kMaxRingBoxes = 27;     // three tiles
+constexpr int kAccumulators = 2;
+constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
+constexpr int kWgThreads = 512;
+
+template <int kRowsOfBlock>
+struct WgLayout {
+  static constexpr int kRows = kRowsOfBlock;
+  static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
+  static constexpr int kSideBytes = (kBoxes + 2) * kRowBytes + 2 * kRows * 4 + 8 * kRows * 4 + kRows * 8 + 8 * (2 * kMaxRingBoxes + 4);
+  static constexpr int kFit = (232448 - kSideBytes) / kBoxBytes;
+  static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
+  static constexpr int kQuery = kRing * kBoxBytes;                // [kBoxes][kRows][128 bytes]
+  static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [2][kRows][128 bytes]
+  static constexpr int kScale = kProbs + 2 * kRowBytes;           // float [2][kRows]
+  static constexpr int kWarpMax = kScale + 2 * kRows * 4;         // float [2][4][kRows]
+  static constexpr int kWords = kWarpMax + 8 * kRows * 4;         // uint64 [kRows]
+  static constexpr int kFull = kWords + kRows * 8;                // barriers
+  static constexpr int kEmpty = kFull + 8 * kMaxRingBoxes;
+  static constexpr int kReady = kEmpty + 8 * kMaxRingBoxes;
+  static constexpr int kSpent = kReady + 16;
+  static constexpr int kBytes = kSpent + 16;
+  static_assert(kBytes == kRing * kBoxBytes + kSideBytes && kRing > kBoxes);
+};
+
+// ---- producer ------------------------------------------------------------------------------------------------------
+
+// Warp w copies rows 16 i + 4 w + l / 8, i < 4, of every box, lane l their 16-byte column l % 8.
+template <class Layout>
+struct WgProducer {
+  static constexpr int kRowsEach = 4;
+  const VerifyParams& p;
+  const uint32_t base;  // shared address
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  RingPosition<Layout::kRing> at;
+
+  __device__ void run(const Piece piece) {
+    const int tiles = tiles_of(piece, kWgTileTokens);
+    const SlotReader slots(p, piece);
+    // Lane l: slot of tile `tile` + l / 16, this warp's row l % 16 of it.
+    auto batch_of = [&](int tile) {
+      return slots.load((tile + lane / 16) * kWgTileTokens + lane / 4 % 4 * 16 + 4 * warp + lane % 4);
+    };
+    int batch = batch_of(0), next = batch_of(2);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int first = tile % 2 * 16 + lane / 8;
+      const SourceRow rows[kRowsEach] = {
+          {p, __shfl_sync(0xffffffffu, batch, first)},
+          {p, __shfl_sync(0xffffffffu, batch, first + 4)},
+          {p, __shfl_sync(0xffffffffu, batch, first + 8)},
+          {p, __shfl_sync(0xffffffffu, batch, first + 12)},
+      };
+      copy_tile(rows);
+      if (tile % 2) {
+        batch = next;
+        next = batch_of(tile + 3);
+      }
+    }
+  }
+
+  __device__ void copy_tile(const SourceRow (&rows)[kRowsEach]) {
+    const int row = 4 * warp + lane / 8;
+#pragma unroll 1
+    for (int box = 0; box < kBoxes; ++box, at.advance()) {
+      barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
+      const uint32_t to = base + at.stage * kBoxBytes + row * 128 + (lane % 8 ^ row % 8) * 16;
+      const int byte = (box == 0 ? kLatentDim : (box - 1) * 64) * 2 + lane % 8 * 16;
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) rows[i].copy(to + i * 2048, byte);
+      arrive_after_copies(base + Layout::kFull + 8 * at.stage);
+    }
+  }
+};
+
+// ---- scorer --------------------------------------------------------------------------------------------------------
+
+template <int kRowTiles>
+struct Scorer {
+  using Layout = WgLayout<kRowTiles * kRowTile>;
+  static constexpr int kRows = Layout::kRows;
+  const VerifyParams& p;
+  char* const shared;
+  const uint32_t base;
+  const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
+  const int row0 = blockIdx.x * kRows;
+  RingPosition<Layout::kRing> at;
+  RingPosition<2> buffer;
+
+  int request, committed, kv_begin, kv_end;
+  float row_max[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
+
+  __device__ void together() const { named_barrier<2, 128>(); }
+
+  __device__ void load_query() {
+    for (int row = thread / 8; row < kRows; row += 16) {
+      const bool held = row0 + row < p.tree_tokens * p.heads;
+      const int64_t token = int64_t(request) * p.tree_tokens + (held ? (row0 + row) / p.heads : 0);
+      const int64_t head = held ? (row0 + row) % p.heads : 0;
+      const auto* rope = p.q_rope + token * p.q_rope_token_stride + head * p.q_rope_head_stride + thread % 8 * 8;
+      const auto* latent = p.q_latent + token * p.q_latent_token_stride + head * p.q_latent_head_stride + thread % 8 * 8;
+      const uint32_t to = base + Layout::kQuery + row * 128 + (thread % 8 ^ row % 8) * 16;
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box)
+        copy_16_bytes(to + box * Layout::kRowBytes, box == 0 ? rope : latent + (box - 1) * 64, held);
+    }
+    if (thread < kRows)
+      reinterpret_cast<uint64_t*>(shared + Layout::kWords)[thread] = tree_word(p, request, row0 + thread);
+    wait_copies();
+    fence_async_proxy();
+    together();
+  }
+
+  // Three boxes at a time: the proxy fence is too dear for each.
+  __device__ void score(float (&s)[4 * kRowTiles]) {
+    for (int first = 0; first < kBoxes; first += 3) {
+      RingPosition<Layout::kRing> ahead = at;
+      for (int i = 0; i < 3; ++i, ahead.advance()) barrier_wait(base + Layout::kFull + 8 * ahead.stage, ahead.parity);
+      fence_async_proxy();
+      wgmma_fence();
+      for (int i = 0; i < 3; ++i, at.advance()) {
+        const uint64_t a = operand(base + at.stage * kBoxBytes), b = operand(base + Layout::kQuery + (first + i) * Layout::kRowBytes);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 0>(s, a + 2 * k, b + 2 * k, first + i + k > 0);
+      }
+      wgmma_commit();
+    }
+    wgmma_wait<0>();
+  }
+
+  // The tile's boxes, which this warp has read: the rope is nobody else's.
+  __device__ void release(int first_stage) const {
+    if (lane >= kBoxes) return;
+    const int stage = first_stage + lane < Layout::kRing ? first_stage + lane : first_stage + lane - Layout::kRing;
+    barrier_arrive(base + Layout::kEmpty + 8 * stage);
+    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage);
+  }
+
+  __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
+    const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) s[i] *= p.score_scale;
+    if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
+
+    float* warp_max = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows + 2 * pair;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      float2 most = make_float2(fmaxf(s[4 * n], s[4 * n + 2]), fmaxf(s[4 * n + 1], s[4 * n + 3]));
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) {
+        most.x = fmaxf(most.x, __shfl_xor_sync(0xffffffffu, most.x, offset));
+        most.y = fmaxf(most.y, __shfl_xor_sync(0xffffffffu, most.y, offset));
+      }
+      if (group == 0) *reinterpret_cast<float2*>(warp_max + warp * kRows + 8 * n) = most;
+    }
+    together();
+    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
+    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows + 2 * pair;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      float2 seen = make_float2(row_max[2 * n], row_max[2 * n + 1]);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const float2 other = *reinterpret_cast<const float2*>(warp_max + w * kRows + 8 * n);
+        seen = make_float2(fmaxf(seen.x, other.x), fmaxf(seen.y, other.y));
+      }
+      const float2 factor = make_float2(exp2_approx(row_max[2 * n] - seen.x), exp2_approx(row_max[2 * n + 1] - seen.y));
+      if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale + 8 * n) = factor;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(s[4 * n + c] - (c % 2 ? seen.y : seen.x));
+      row_sum[2 * n] = row_sum[2 * n] * factor.x + (s[4 * n] + s[4 * n + 2]);
+      row_sum[2 * n + 1] = row_sum[2 * n + 1] * factor.y + (s[4 * n + 1] + s[4 * n + 3]);
+      row_max[2 * n] = seen.x;
+      row_max[2 * n + 1] = seen.y;
+    }
+    store_probs(s);
+  }
+
+  // Of tokens `token` and `token` + 8.
+  __device__ void hide(float (&s)[4 * kRowTiles], int token) const {
+    const auto* words = reinterpret_cast<const ulonglong2*>(shared + Layout::kWords) + pair;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int nth = token + 8 * half - committed;  // of the tree
+      const bool shown = nth < 0 && token + 8 * half < kv_end;
+      const uint64_t bit = nth >= 0 && token + 8 * half < kv_end ? 1ull << nth : 0;
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+        const ulonglong2 word = words[4 * n];
+        if (!shown && !(word.x & bit)) s[4 * n + 2 * half] = -INFINITY;
+        if (!shown && !(word.y & bit)) s[4 * n + 2 * half + 1] = -INFINITY;
+      }
+    }
+  }
+
+  // P^T fragments, tokens by rows, become rows of 64 tokens: transposed 8 x 8 stores. Lane l gives the address of row
+  // l % 8 of matrix l / 8; matrices are (tokens 0-7, 8-15 of the warp) of one column tile, then of the next.
+  __device__ void store_probs(const float (&s)[4 * kRowTiles]) const {
+    const uint32_t probs = base + Layout::kProbs + buffer.stage * Layout::kRowBytes;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; n += 2) {
+      uint32_t m[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at_value = 4 * (n + i / 2 < kRowTiles ? n + i / 2 : n) + i % 2 * 2;
+        const __nv_bfloat162 two = __floats2bfloat162_rn(s[at_value], s[at_value + 1]);
+        m[i] = reinterpret_cast<const uint32_t&>(two);
+      }
+      const int row = 8 * (n + lane / 16) + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+      const uint32_t to = probs + row * 128 + (chunk ^ row % 8) * 16;
+      if (n + 1 < kRowTiles) stmatrix_x4_trans(to, m);
+      else stmatrix_x2_trans(to, m[0], m[1]);
+    }
+  }
+
+  __device__ void hand_over() {
+    fence_async_proxy();
+    barrier_arrive(base + Layout::kReady + 8 * buffer.stage);
+    buffer.advance();
+  }
+
+  __device__ void run(const Piece piece) {
+    request = piece.request;
+    kv_begin = piece.kv_begin;
+    kv_end = piece.kv_end;
+    committed = p.committed[request];
+    load_query();
+#pragma unroll
+    for (int j = 0; j < 2 * kRowTiles; ++j) row_max[j] = kLowestScore, row_sum[j] = 0.f;
+    const int tiles = tiles_of(piece, kWgTileTokens);
+    for (int tile = 0; tile < tiles; ++tile) {
+      float s[4 * kRowTiles];
+      const int first_stage = at.stage;
+      score(s);
+      release(first_stage);
+      softmax(s, tile);
+      hand_over();
+    }
+    finish(piece.slot);
+  }
+
+  __device__ void finish(int partial_slot) {
+    const int rows = p.tree_tokens * p.heads;
+    float* warp_sum = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows + 2 * pair;
+#pragma unroll
+    for (int j = 0; j < 2 * kRowTiles; ++j)
+#pragma unroll
+      for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
+    if (group == 0)
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n)
+        *reinterpret_cast<float2*>(warp_sum + warp * kRows + 8 * n) = make_float2(row_sum[2 * n], row_sum[2 * n + 1]);
+    together();
+    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
+    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows;
+    if (warp == 0 && group == 0) {
+#pragma unroll
+      for (int j = 0; j < 2 * kRowTiles; ++j) {
+        const int row = j / 2 * 8 + j % 2 + 2 * pair;
+        float sum = 0.f;
+        for (int w = 0; w < 4; ++w) sum += warp_sum[w * kRows + j / 2 * 8 + j % 2];
+        const float lse = sum == 0.f ? -INFINITY : row_max[j] + log2f(sum);
+        scale[row] = sum == 0.f ? 0.f : p.v_scale / sum;
+        if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + row] = lse;
+        else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
+      }
+    }
+    hand_over();
+  }
+};
+
+// ---- accumulators --------------------------------------------------------------------------------------------------
+
+template <int kRowTiles>
+struct Accumulator {
+  using Layout = WgLayout<kRowTiles * kRowTile>;
+  static constexpr int kRows = Layout::kRows;
+  const VerifyParams& p;
+  char* const shared;
+  const uint32_t base;
+  const int which = threadIdx.x / 128 - 2;  // its 256 dims
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
+  const int row0 = blockIdx.x * kRows;
+  int first_stage = 0;  // of the tile's boxes
+  RingPosition<2> buffer;
+  float o[kBlocksEach][4 * kRowTiles];
+
+  __device__ float2 factor_of(int n) const {
+    return *reinterpret_cast<const float2*>(shared + Layout::kScale + (buffer.stage * kRows + 8 * n + 2 * pair) * 4);
+  }
+
+  __device__ void rescale() {
+    bool moved = false;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) moved |= factor_of(n).x != 1.f || factor_of(n).y != 1.f;
+    if (!__any_sync(0xffffffffu, moved)) return;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 factor = factor_of(n);
+#pragma unroll
+      for (int m = 0; m < kBlocksEach; ++m)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) o[m][4 * n + c] *= c % 2 ? factor.y : factor.x;
+    }
+  }
+
+  __device__ int stage_of(int box) const {
+    return first_stage + box < Layout::kRing ? first_stage + box : first_stage + box - Layout::kRing;
+  }
+
+  __device__ void accumulate() {
+    barrier_wait(base + Layout::kReady + 8 * buffer.stage, buffer.parity);
+    rescale();
+    wgmma_fence();
+    const uint64_t b = operand(base + Layout::kProbs + buffer.stage * Layout::kRowBytes);
+#pragma unroll
+    for (int m = 0; m < kBlocksEach; ++m) {
+      const uint64_t a = operand(base + stage_of(1 + which * kBlocksEach + m) * kBoxBytes);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
+      wgmma_commit();
+    }
+    release<3>(0);
+    release<2>(1);
+    release<1>(2);
+    release<0>(3);
+    if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
+    buffer.advance();
+    first_stage = stage_of(kBoxes);
+  }
+
+  template <int pending>
+  __device__ void release(int m) {
+    wgmma_wait<pending>();
+    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage_of(1 + which * kBlocksEach + m));
+  }
+
+  __device__ void run(const Piece piece) {
+#pragma unroll
+    for (int m = 0; m < kBlocksEach; ++m)
+#pragma unroll
+      for (int i = 0; i < 4 * kRowTiles; ++i) o[m][i] = 0.f;
+    const int tiles = tiles_of(piece, kWgTileTokens);
+    for (int tile = 0; tile < tiles; ++tile) accumulate();
+
+    barrier_wait(base + Layout::kReady + 8 * buffer.stage, buffer.parity);
+    const BlockOutput to(p, piece, kRows);
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 factor = factor_of(n);
+#pragma unroll
+      for (int m = 0; m < kBlocksEach; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int dim = (which * kBlocksEach + m) * 64 + 16 * warp + 8 * half + group;
+          to.store(8 * n + 2 * pair, dim, o[m][4 * n + 2 * half] * factor.x, o[m][4 * n + 2 * half + 1] * factor.y);
+        }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
+    buffer.advance();
+  }
+};
+
+template <int kRowTiles>
+__device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
+  using Layout = WgLayout<kRowTiles * kRowTile>;
+  allow_dependents();
+  extern __shared__ __align__(1024) char shared[];
+  const uint32_t base = shared_address(shared);
+  if (threadIdx.x < Layout::kRing) {
+    barrier_init(base + Layout::kFull + 8 * threadIdx.x, 128);
+    barrier_init(base + Layout::kEmpty + 8 * threadIdx.x, 8);
+  } else if (threadIdx.x >= 64 && threadIdx.x < 66) {
+    barrier_init(base + Layout::kReady + 8 * (threadIdx.x - 64), 128);
+    barrier_init(base + Layout::kSpent + 8 * (threadIdx.x - 64), 4 * kAccumulators);
+  }
+  __syncthreads();
+  const int end = p.part_ptr[blockIdx.y + 1], warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    release_registers<48>();
+    WgProducer<Layout> producer{p, base};
+    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) producer.run(p.pieces[i]);
+    wait_copies();
+  } else if (warpgroup == 1) {
+    release_registers<112>();
+    Scorer<kRowTiles> scorer{p, shared, base};
+    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) scorer.run(p.pieces[i]);
+  } else {
+    claim_registers<176>();  // 48 + 104 + 2 * 176: within the 4 * 128 of the launch
+    Accumulator<kRowTiles> accumulator{p, shared, base};
+    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) accumulator.run(p.pieces[i]);
+  }
+}
+
+}  // namespace treemla

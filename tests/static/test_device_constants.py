@@ -1,0 +1,64 @@
+"""What Python and csrc/ both write down: the compiler itself compares them."""
+
+import ctypes
+import subprocess
+
+import pytest
+
+from treemla import cubins, launch, nvcc, schedule, tiles
+
+STRUCTS = {
+    "Slots": launch.SlotsArg,
+    "PlanParams": launch.PlanArgs,
+    "PackMaskParams": launch.PackMaskArgs,
+    "VerifyParams": launch.VerifyArgs,
+}
+CONSTANTS = {
+    "kRowTile": tiles.ROW_TILE,
+    "kTileTokens": tiles.TILE_TOKENS,
+    "kThreads": tiles.MMA.threads,
+    "kPlanThreads": launch.PLAN_THREADS,
+    "kPackThreads": launch.PACK_THREADS,
+    "kCombineWarps": launch.COMBINE_WARPS,
+    "kCombineDims": launch.COMBINE_UNIT_DIMS,
+    "kMinPartTiles": schedule.MIN_PART_TILES,
+    "kRequestOverheadTiles": schedule.REQUEST_OVERHEAD_TILES,
+    "kDirect": schedule.DIRECT,
+    "kOverlong": schedule.OVERLONG,
+}
+LAYOUTS = {"mma": "MmaLayout", "wgmma": "WgLayout"}
+
+
+@pytest.mark.parametrize("arch", tiles.TARGETS)
+def test_python_and_device_code_agree(arch, tmp_path):
+    target = tiles.TARGETS[arch]
+    claims = [f"treemla::{name} == {value}" for name, value in CONSTANTS.items()]
+    for name, struct in STRUCTS.items():
+        claims.append(f"sizeof(treemla::{name}) == {ctypes.sizeof(struct)}")
+        claims += [
+            f"offsetof(treemla::{name}, {field}) == {getattr(struct, field).offset}" for field, *_ in struct._fields_
+        ]
+    for path in target.paths:
+        claims += [
+            f"treemla::{LAYOUTS[path.name]}<{rows}>::kBytes == {path.shared_memory_bytes(rows)}"
+            for rows in path.block_heights
+        ]
+    if tiles.WGMMA in target.paths:
+        claims.append(f"treemla::kWgThreads == {tiles.WGMMA.threads}")
+    # shared-memory sizes are those of device code: the claims stand inside a kernel
+    body = "\n".join(f'static_assert({claim}, "{claim}");' for claim in claims)
+    unit = tmp_path / "claims.cu"
+    unit.write_text(f'#include <cstddef>\n#include "treemla.cu"\n__global__ void claims() {{\n{body}\n}}\n')
+    command = [
+        nvcc.find(),
+        f"-arch={arch}",
+        "-cubin",
+        "-std=c++17",
+        "-O0",
+        f"-I{cubins.CSRC}",
+        unit,
+        "-o",
+        tmp_path / "x",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
