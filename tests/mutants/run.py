@@ -1,7 +1,7 @@
-"""Shows that the suites notice faults: `python tests/mutants/run.py [--device cuda] [--only NAME]`.
+"""Shows that the suites notice faults: `python tests/mutants/run.py [--device cuda] [--only NAME] [--jobs N]`.
 
 Each entry of catalogue.toml for the device is applied to a copy of the checkout, where its tests must then fail;
-without it, they must pass. Exit codes: 0 every fault was noticed, 1 not so, 2 usage.
+without it, they must pass. Each copy has its own cubin cache, so that jobs build side by side. Exit codes: 0 every fault was noticed, 1 not so, 2 usage.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +24,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", metavar="NAME", help="this mutant alone")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies that are tested at once")
     asked = parser.parse_args()
     mutants = [mutant for mutant in catalogue() if asked.only in (None, mutant["name"])]
     mutants = [mutant for mutant in mutants if mutant.get("device", "cpu") == asked.device]
     if not mutants:
         parser.error(f"no mutant of that name for {asked.device}")
-    survivors = []
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        healthy = [pool.submit(fails_without_fault, tests, asked.device) for tests in unique(mutants)]
+        noticed = [pool.submit(is_noticed, mutant, asked.device) for mutant in mutants]
+        if any(tests.result() for tests in healthy):
+            return 1
+        count = sum(mutant.result() for mutant in noticed)
+    print(f"{count} of {len(mutants)} faults noticed")
+    return 0 if count == len(mutants) else 1
+
+
+def fails_without_fault(tests: list[str], device: str) -> bool:
+    with tempfile.TemporaryDirectory() as scratch:
+        code, said = run_tests(copy_checkout(Path(scratch)), tests, device)
+    if code != PASSED:
+        print(f"without any fault, {' '.join(tests)} ends with {code}:\n{said}", flush=True)
+    return code != PASSED
+
+
+def is_noticed(mutant: dict[str, Any], device: str) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         copy = copy_checkout(Path(scratch))
-        for tests in unique([mutant["tests"] for mutant in mutants]):
-            code, said = run_tests(copy, tests, asked.device)
-            if code != PASSED:
-                print(f"without any fault, {' '.join(tests)} ends with {code}:\n{said}")
-                return 1
-        for mutant in mutants:
-            target = copy / mutant["file"]
-            source = target.read_text()
-            target.write_text(source.replace(mutant["old"], mutant["new"]))
-            code, said = run_tests(copy, mutant["tests"], asked.device)
-            target.write_text(source)
-            noticed = code == TESTS_FAILED
-            print(
-                f"{'noticed ' if noticed else f'SURVIVED (pytest exit {code})'} {mutant['name']}: {last_failure(said)}",
-                flush=True,
-            )
-            survivors += [] if noticed else [mutant["name"]]
-    print(f"{len(mutants) - len(survivors)} of {len(mutants)} faults noticed")
-    return 1 if survivors else 0
+        target = copy / mutant["file"]
+        target.write_text(target.read_text().replace(mutant["old"], mutant["new"]))
+        code, said = run_tests(copy, mutant["tests"], device)
+    noticed = code == TESTS_FAILED
+    verdict = "noticed " if noticed else f"SURVIVED (pytest exit {code})"
+    print(f"{verdict} {mutant['name']}: {last_failure(said)}", flush=True)
+    return noticed
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -69,7 +77,8 @@ def copy_checkout(scratch: Path) -> Path:
 def run_tests(copy: Path, tests: list[str], device: str) -> tuple[int, str]:
     """Pytest's exit code and output, in the copy and with its sources."""
     command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--device", device, *tests]
-    environment = os.environ | {"PYTHONPATH": str(copy / "src")}
+    path = os.pathsep.join(filter(None, (str(copy / "src"), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(copy / "cache")}
     done = subprocess.run(
         command, cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
     )
@@ -82,8 +91,9 @@ def last_failure(said: str) -> str:
     return failed[-1] if failed else said.strip().splitlines()[-1] if said.strip() else "no output"
 
 
-def unique(lists: list[list[str]]) -> list[list[str]]:
-    return [list(arguments) for arguments in dict.fromkeys(map(tuple, lists))]
+def unique(mutants: list[dict[str, Any]]) -> list[list[str]]:
+    """The tests that some mutant names, each list once."""
+    return [list(arguments) for arguments in dict.fromkeys(tuple(mutant["tests"]) for mutant in mutants)]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def test_q(q: object, error: type[Exception], message: str) -> None:
         (torch.zeros(50, 24).half(), TypeError, "kv_cache: expected dtype torch.float32, got torch.float16"),
         (torch.zeros(50, 16), ValueError, r"kv_cache: expected shape \[\*, 24\], got \[50, 16\]"),
         (torch.zeros(50, 2, 24), ValueError, r"kv_cache: expected shape \[\*, 1, 24\], got \[50, 2, 24\]"),
-        (torch.zeros(0, 24), ValueError, "kv_cache: expected 1 to 2\^31 - 1 slots, got 0"),
+        (torch.zeros(0, 24), ValueError, r"kv_cache: expected 1 to 2\^31 - 1 slots, got 0"),
         (torch.zeros(50, 24, device="meta"), ValueError, "kv_cache: expected device cpu, got 'meta'"),
         (strided(50, 24, stride=(25, 1)), ValueError, "kv_cache: expected last stride 1 and .* multiples of 8"),
         (strided(50, 24, stride=(1, 50)), ValueError, "kv_cache: expected last stride 1"),
