@@ -54,8 +54,8 @@ struct SlotReader {
     const int64_t row = load_index(p.slots.row, piece.request, p.slots.row_is_64) * p.slots.stride;
     first = static_cast<const int32_t*>(p.slots.index) + ((row + kv_begin) << shift);
     visible = ~0ull;
-    if (!p.words || kv_end <= committed) return;
-    uint64_t seen = 0;
+    if (!p.words) return;
+    uint64_t seen = 0;  // read also where the piece has no tree tokens: waiting for `committed` first costs more
     for (int i = threadIdx.x % 32; i < p.tree_tokens; i += 32) seen |= p.words[int64_t(piece.request) * p.tree_tokens + i];
     visible = uint64_t(__reduce_or_sync(0xffffffffu, uint32_t(seen >> 32))) << 32 |
               __reduce_or_sync(0xffffffffu, uint32_t(seen));

@@ -91,6 +91,7 @@ def test_replay_and_eager_on_a_side_stream(captured: Captured) -> None:
     """The kernels follow torch's current stream: inputs that a slow kernel of that stream writes last are seen."""
     captured.load([400, 3, 77], seed=6)
     expected = captured.replay()
+    captured.check_against_oracle(expected)  # a recording that missed the kernels would agree with itself
     q = [held.clone() for held in captured.q]
     side = torch.cuda.Stream()
     torch.cuda.synchronize()

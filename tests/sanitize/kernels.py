@@ -41,7 +41,7 @@ CASES = (
     SanitizeCase(8, 4, fixed_split=32),
     SanitizeCase(5, 8, ranges=True, layout=MaskLayout.QLEN_ONLY),
     SanitizeCase(6, 8, index_dtype=torch.int32),
-    SanitizeCase(7, 8, lengths=(33,)),
+    SanitizeCase(7, 8),
     SanitizeCase(8, 9, index_dtype=torch.int32),
     SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
 )

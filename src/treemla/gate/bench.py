@@ -37,9 +37,10 @@ def bench(cases: Sequence[VerifyCase], out: Path, commit: str | None) -> Exit:
         except WrongResult as error:
             wrong.append(str(error))
             print(f"WRONG: {error}", flush=True)
+        if made:
+            schema.dump(out, made)  # after each case: a run that is cut short leaves what it has
         torch.cuda.empty_cache()
     if made:
-        schema.dump(out, made)
         print(
             f"\n{show(made)}\n\n{where.gpu}, driver {where.driver}, torch {where.torch}, treemla {where.treemla}; raw data: {out}"
         )

@@ -68,7 +68,9 @@ LAYERS = {
             ),
         ),
         Layer(
-            "gpu-sanitize", ("pytest", "tests/sanitize", "--device", "cuda"), ("checkout", "gpu", "compute-sanitizer")
+            "gpu-sanitize",
+            ("pytest", "tests/sanitize", "--device", "cuda", "-n", "4"),  # a worker a tool: they wait on the host
+            ("checkout", "gpu", "compute-sanitizer"),
         ),
         Layer("gpu-perf", ("treemla", "bench"), ("gpu",)),
     )
