@@ -13,7 +13,7 @@
 //
 // Who waits for whom, tile i in stage i % kStages:
 //   full[stage]    128 producer threads arrive, each when its copies have landed; consumers wait before reading K
-//   empty[stage]   8 consumer warps arrive after reading V; producers wait before copying over it
+//   empty[stage]   256 consumer threads arrive after reading V; producers wait before copying over it
 //   consumers()    scores, then probabilities of a tile are complete, and everything the consumers wrote before them
 #pragma once
 #include "work.cuh"
@@ -245,8 +245,7 @@ struct MmaConsumer {
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) mma_16x8x16(o[m][n], a[(i - kAhead) % (kAhead + 1)], b[n][2 * k], b[n][2 * k + 1]);
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(empty + 8 * at.stage);
+    barrier_arrive(empty + 8 * at.stage);  // every lane: racecheck does not see that one speaks for its warp
     at.advance();
   }
 
@@ -318,7 +317,7 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   extern __shared__ __align__(1024) char shared[];
   if (threadIdx.x < kStages) {
     barrier_init(shared_address(shared) + Layout::kFull + 8 * threadIdx.x, 32 * kProducers);
-    barrier_init(shared_address(shared) + Layout::kEmpty + 8 * threadIdx.x, kWarps);
+    barrier_init(shared_address(shared) + Layout::kEmpty + 8 * threadIdx.x, 32 * kWarps);
   }
   __syncthreads();
   const int end = p.part_ptr[blockIdx.y + 1];

@@ -351,6 +351,7 @@ struct Accumulator {
     release<2>(1);
     release<1>(2);
     release<0>(3);
+    __syncwarp();
     if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
     buffer.advance();
     first_stage = stage_of(kBoxes);
