@@ -29,7 +29,9 @@ def draw(made: Sequence[schema.Measurement], path: Path) -> None:
     for metric, label, shift in (("verify", "treemla", 0.18), ("triton", "SGLang Triton", -0.18)):
         taken = [m for m in made if m.metric == metric]
         bars = axes.barh([place[m.case] + shift for m in taken], [m.value for m in taken], height=0.34, label=label)
-        axes.bar_label(bars, [f"{m.value:,.0f}" if m.value >= 100 else f"{m.value:.1f}" for m in taken], padding=3, fontsize=8)
+        axes.bar_label(
+            bars, [f"{m.value:,.0f}" if m.value >= 100 else f"{m.value:.1f}" for m in taken], padding=3, fontsize=8
+        )
     floors = {case: floor for case, floor in roofline.floors_us(made[0].where.gpu).items() if case in place}
     heights = [place[case] + 0.18 for case in floors]
     axes.plot(list(floors.values()), heights, "k|", markersize=12, label="roofline floor")
