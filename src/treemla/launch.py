@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treemla import cubins
+from treemla import cubins, tiles
 from treemla.problem import Slots, SlotTable
 
 if TYPE_CHECKING:
@@ -88,12 +88,18 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         capacity=capacity,
         split_tokens=plan.fixed_split_tokens or 0,
     )
-    _launch("treemla_plan", plan.device, (1,), PLAN_THREADS, plan_shared_bytes(batch, plan.parts), args)
+    shared_bytes = plan_shared_bytes(batch, plan.parts)
+    _launch(
+        "treemla_plan", plan.device, (1,), PLAN_THREADS, shared_bytes, args, shared_limit_bytes=PLAN_SHARED_LIMIT_BYTES
+    )
 
 
 def plan_shared_bytes(batch: int, parts: int) -> int:
     """Dynamic shared memory of the planner (csrc/plan.cuh lists the arrays)."""
     return 4 * (3 * (batch + 1) + 4 * (parts + 2))
+
+
+PLAN_SHARED_LIMIT_BYTES = plan_shared_bytes(tiles.MAX_BATCH, tiles.MAX_PARTS)
 
 
 def pack_mask(
@@ -201,10 +207,12 @@ def _launch(
     threads: int,
     shared_bytes: int,
     *args: Any,
+    shared_limit_bytes: int = 0,
     overlaps_previous: bool = False,
 ) -> None:
     """Enqueue a kernel on the current stream.
 
+    shared_limit_bytes: the most dynamic shared memory that any launch of this kernel takes; 0: what this one does.
     overlaps_previous: programmatic dependent launch; the kernel is set up while the previous one runs and waits for
     its results itself.
     """
@@ -221,20 +229,23 @@ def _launch(
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
     pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-    (error,) = driver.cuLaunchKernelEx(config, _function(name, device, shared_bytes), ctypes.addressof(pointers), 0)
+    (error,) = driver.cuLaunchKernelEx(
+        config, _function(name, device, shared_limit_bytes or shared_bytes), ctypes.addressof(pointers), 0
+    )
     _raise_on(error, f"{name}: launch on {device}")
 
 
 @functools.cache
-def _function(name: str, device: torch.device, shared_bytes: int) -> Any:
-    """The kernel as the driver launches it, allowed the shared memory it is launched with."""
+def _function(name: str, device: torch.device, shared_limit_bytes: int) -> Any:
+    """The kernel as the driver launches it, allowed so much shared memory. The driver remembers the last value said
+    for a kernel, so every launch of one kernel says the same."""
     from cuda.bindings import driver
 
     kernel = driver.CUkernel(int(cubins.kernel(name, device).handle))
-    if shared_bytes > DEFAULT_SHARED_BYTES:
+    if shared_limit_bytes > DEFAULT_SHARED_BYTES:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, driver.CUdevice(device.index))
-        _raise_on(error, f"{name}: {shared_bytes} bytes of shared memory on {device}")
+        (error,) = driver.cuKernelSetAttribute(attribute, shared_limit_bytes, kernel, driver.CUdevice(device.index))
+        _raise_on(error, f"{name}: {shared_limit_bytes} bytes of shared memory on {device}")
     return driver.CUfunction(int(kernel))
 
 

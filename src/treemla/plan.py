@@ -35,7 +35,7 @@ class VerifyPlan:
         max_context: int | None = None,
     ) -> None:
         expect(1 <= max_batch <= tiles.MAX_BATCH, "max_batch", f"1..{tiles.MAX_BATCH}", max_batch)
-        expect(parts is None or parts >= 1, "parts", "at least 1", parts)
+        expect(parts is None or 1 <= parts <= tiles.MAX_PARTS, "parts", f"1..{tiles.MAX_PARTS}", parts)
         self.shape = shape
         self.max_batch = max_batch
         self.device = torch.empty(0, device=device).device  # "cuda" alone becomes the current device's number

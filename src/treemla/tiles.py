@@ -13,7 +13,8 @@ from treemla.problem import VerifyShape
 
 ROW_TILE = 8  # query rows a block's height is a multiple of
 TILE_TOKENS = 32  # pieces are cut at multiples of it
-MAX_BATCH = 4096  # what the device planner's shared memory holds
+MAX_BATCH = 4096  # with MAX_PARTS: what the device planner keeps in shared memory, 80 KB
+MAX_PARTS = 2048
 
 
 @dataclass(frozen=True)

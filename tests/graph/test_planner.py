@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, pack_tree_mask
 from treemla.schedule import committed_tokens
+from treemla.tiles import MAX_BATCH, MAX_PARTS
 
 CAPACITY = 70_100
 length = st.one_of(
@@ -137,3 +138,12 @@ def test_rows_that_a_full_mask_does_not_hold_get_zero_words(held: int) -> None:
     pack_tree_mask(mask[:held].cuda(), seq_lens.cuda(), words, MaskLayout.FULL)
     ends = [40 * (row + 1) for row in range(18)]
     assert words.tolist() == [2**tree_tokens - 1 if end <= held else 0 for end in ends]
+
+
+def test_plans_of_any_size_in_any_order() -> None:
+    """The largest takes more shared memory than a kernel has unasked, and a smaller one after it takes less."""
+    large = VerifyPlan(VerifyShape(1, 1), MAX_BATCH, "cuda", parts=MAX_PARTS)
+    for batch in (MAX_BATCH, MAX_BATCH - 1, 1, MAX_BATCH):
+        seq_lens = [(7919 * b) % 5000 for b in range(batch)]
+        large.update(torch.tensor(seq_lens, device="cuda"), table_of(batch, torch.int64))
+        check_equals_mirror(large, seq_lens, [CAPACITY] * batch, 0)
