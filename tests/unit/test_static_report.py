@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from treemla import tiles
-from treemla.gate import static
+from treemla.gate import sass, static
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -43,7 +43,7 @@ TARGET = tiles.TARGETS["sm_90a"]
 
 
 def kernel(name="k", **changed):
-    clean = {"registers": 40, "spill_bytes": 0, "stack_bytes": 0, "static_shared_bytes": 0}
+    clean = {"registers": 40, "spill_bytes": 0, "stack_bytes": 0, "static_shared_bytes": 0, "loops": ({"tensor": 1},)}
     return static.KernelResources(name, **{**clean, "local_accesses": 0, "instructions": 9, **changed})
 
 
@@ -76,19 +76,20 @@ def test_resource_usage_is_read_per_kernel():
 
 
 def test_instructions_are_read_without_predicates_and_modifiers():
-    assert static.parse_sass(SASS) == {"good": ["LDC", "LDG"], "bad": ["STL", "LDL", "EXIT"]}
+    opcodes = {name: [i.opcode for i in found] for name, found in sass.parse_sass(SASS).items()}
+    assert opcodes == {"good": ["LDC", "LDG.E.128"], "bad": ["STL.64", "LDL", "EXIT"]}
 
 
 @pytest.mark.parametrize("said", ["", "Resource usage:\n Common:\n  GLOBAL:0\n"])
 def test_resource_usage_without_kernels_is_an_error(said):
-    with pytest.raises(static.UnreadableOutput, match="expected kernels"):
+    with pytest.raises(sass.UnreadableOutput, match="expected kernels"):
         static.parse_resource_usage(said)
 
 
 @pytest.mark.parametrize("said", ["", SASS.replace("Function :", "Fun :"), SASS[: SASS.index("/*0000*/")]])
 def test_instructions_without_kernels_or_kernels_without_instructions_are_an_error(said):
-    with pytest.raises(static.UnreadableOutput):
-        static.parse_sass(said)
+    with pytest.raises(sass.UnreadableOutput):
+        sass.parse_sass(said)
 
 
 def test_a_clean_kernel_has_no_problem():
@@ -126,7 +127,7 @@ def test_tools_that_disagree_on_the_kernels_are_an_error(monkeypatch, tmp_path):
     cubin = tmp_path / "sm_90a.cubin"
     cubin.with_suffix(".ptxas.txt").write_text(LOG.replace("'bad'", "'worse'"))
     monkeypatch.setattr(static, "_cuobjdump", lambda option, _: USAGE if option == "-res-usage" else SASS)
-    with pytest.raises(static.UnreadableOutput, match="name different kernels"):
+    with pytest.raises(sass.UnreadableOutput, match="name different kernels"):
         static.report_on(cubin, TARGET, ("good", "bad"))
 
 
@@ -148,3 +149,13 @@ def test_every_kernel_that_is_launched_is_expected_in_the_cubins():
     for name in TARGET.kernel_names:
         stem = name.rstrip("0123456789")
         assert stem in text, name
+
+
+def test_narrow_copies_are_a_problem():
+    assert problems(kernel(narrow_copies=2)) == ["k: 2 copies of fewer than 16 bytes"]
+
+
+def test_verify_kernel_without_tensor_cores_is_a_problem():
+    name = tiles.MMA.kernel_name(8)
+    assert problems(kernel(name, loops=())) == [f"{name}: no loop uses the tensor cores"]
+    assert problems(kernel(name)) == []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treemla import nvcc, tiles
-from treemla.gate import doctor, layers, static
+from treemla.gate import doctor, layers, sass, static
 from treemla.gate.cases import CASES
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
@@ -98,6 +98,14 @@ def run_static(_: argparse.Namespace) -> Exit:
         for kernel in report.kernels
     ]  # fmt: skip
     print(table(headers, rows))
+    print("\nInstructions of the loops that use the tensor cores:\n")
+    loops = [
+        [report.arch, kernel.name, *loop.values()]
+        for report in reports
+        for kernel in report.kernels
+        for loop in kernel.loops
+    ]
+    print(table(["arch", "kernel", "all", *sass.CLASSES], loops))
     problems = [f"{report.arch}: {problem}" for report in reports for problem in report.problems]
     for problem in problems:
         print(f"FAILED: {problem}")

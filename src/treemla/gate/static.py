@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treemla import cubins, nvcc, tiles
+from treemla.gate import sass
 from treemla.gate.exits import InvalidEnvironment
 
 RESERVED_SHARED_BYTES = 1024  # the system keeps these of every block's shared memory; cuobjdump counts them as static
 MAX_REGISTERS = 255
-
-
-class UnreadableOutput(RuntimeError):
-    """A tool said something that these parsers do not know: a gate must not pass on it."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,8 @@ class KernelResources:
     static_shared_bytes: int
     local_accesses: int  # LDL and STL instructions: a spill or an array in local memory, whatever the log says
     instructions: int
+    narrow_copies: int = 0  # cp.async of fewer than 16 bytes
+    loops: tuple[dict[str, int], ...] = ()  # of each role that uses the tensor cores: instructions by class
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
     log = nvcc.log_path(cubin).read_text()
     logged, warnings = parse_ptxas_log(log)
     usage = parse_resource_usage(_cuobjdump("-res-usage", cubin))
-    sass = parse_sass(_cuobjdump("-sass", cubin))
-    if not set(logged) == set(usage) == set(sass):
-        raise UnreadableOutput(
+    code = sass.parse_sass(_cuobjdump("-sass", cubin))
+    if not set(logged) == set(usage) == set(code):
+        raise sass.UnreadableOutput(
             f"{cubin}: log, resource usage and SASS name different kernels: "
-            f"{sorted(logged)}, {sorted(usage)}, {sorted(sass)}"
+            f"{sorted(logged)}, {sorted(usage)}, {sorted(code)}"
         )
     kernels = tuple(
         KernelResources(
@@ -66,8 +65,10 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
             spill_bytes=logged[name],
             stack_bytes=usage[name]["STACK"],
             static_shared_bytes=max(0, usage[name]["SHARED"] - RESERVED_SHARED_BYTES),
-            local_accesses=sass[name].count("LDL") + sass[name].count("STL"),
-            instructions=len(sass[name]),
+            local_accesses=sass.mix(code[name])["local"],
+            instructions=len(code[name]),
+            narrow_copies=sass.mix(code[name])["cp.async less"],
+            loops=tuple(sass.mix(loop) for loop in sass.tensor_loops(code[name])),
         )
         for name in sorted(usage)
     )
@@ -76,6 +77,7 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
 
 def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expected: tuple[str, ...]) -> list[str]:
     names = {kernel.name for kernel in kernels}
+    verify_kernels = {path.kernel_name(rows) for path in target.paths for rows in path.block_heights}
     found = [f"{name}: missing from the cubin" for name in expected if name not in names]
     for kernel in kernels:
         if kernel.name not in expected:
@@ -86,6 +88,10 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
             found.append(f"{kernel.name}: {kernel.stack_bytes} bytes of stack")
         if kernel.local_accesses:
             found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
+        if kernel.narrow_copies:
+            found.append(f"{kernel.name}: {kernel.narrow_copies} copies of fewer than 16 bytes")
+        if kernel.name in verify_kernels and not kernel.loops:
+            found.append(f"{kernel.name}: no loop uses the tensor cores")
         shared = kernel.static_shared_bytes + dynamic_shared_bytes(kernel.name, target)
         if shared > target.shared_memory_limit_bytes:
             found.append(f"{kernel.name}: {shared} bytes of shared memory, {target.shared_memory_limit_bytes} allowed")
@@ -121,26 +127,8 @@ def parse_resource_usage(said: str) -> dict[str, dict[str, int]]:
     """{kernel: {"REG": 40, "STACK": 0, "SHARED": 1024, ...}} from cuobjdump -res-usage."""
     blocks = re.findall(r"Function (\S+):\s*\n\s*(REG:.*)", said)
     if not blocks:
-        raise UnreadableOutput(f"cuobjdump -res-usage: expected kernels, got {said[:200]!r}")
+        raise sass.UnreadableOutput(f"cuobjdump -res-usage: expected kernels, got {said[:200]!r}")
     return {name: {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", line)} for name, line in blocks}
-
-
-def parse_sass(said: str) -> dict[str, list[str]]:
-    """{kernel: its opcodes without modifiers, in order} from cuobjdump -sass."""
-    opcodes: dict[str, list[str]] = {}
-    kernel = None
-    for line in said.splitlines():
-        if found := re.search(r"^\s*Function : (\S+)", line):
-            kernel = found.group(1)
-            opcodes[kernel] = []
-        elif found := re.search(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", line):
-            if kernel is None:
-                raise UnreadableOutput(f"cuobjdump -sass: an instruction outside any kernel: {line.strip()!r}")
-            opcodes[kernel].append(found.group(1))
-    empty = [name for name, found in opcodes.items() if not found]
-    if not opcodes or empty:
-        raise UnreadableOutput(f"cuobjdump -sass: expected kernels with instructions, got {empty or said[:200]!r}")
-    return opcodes
 
 
 def _cuobjdump(option: str, cubin: Path) -> str:
