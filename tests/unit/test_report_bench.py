@@ -58,7 +58,8 @@ def test_the_peers_call_computes_the_same_attention(inputs):
     kv = inputs.kv_layers[-1].float()
     single = replace(inputs, q=inputs.q.float(), kv_layers=[kv])
     out = torch.full((len(inputs.q), inputs.case.heads, 512), torch.nan)
-    triton_peer.layer(triton_peer.load(), single, kv, out)()
+    taken = single.q, kv, single.owned, single.case.contexts, single.mask
+    triton_peer.verify(triton_peer.load(), *taken, sm_scale=SM_SCALE, out=out)()
     assert single.error_of(out, None) == ""
 
 

@@ -67,7 +67,11 @@ def measure_case(case: VerifyCase, extend: triton_peer.Extend | None, where: sch
     samples = {"verify": measure.time_layers(layers), "plan": measure.time_layers([inputs.plan_step] * PLAN_LAYERS)}
     if extend is not None:
         out.fill_(torch.nan)
-        peers = [triton_peer.layer(extend, inputs, kv, out) for kv in inputs.kv_layers[-PEER_LAYERS:]]
+        taken = inputs.owned, case.contexts, inputs.mask
+        peers = [
+            triton_peer.verify(extend, inputs.q, kv, *taken, sm_scale=SM_SCALE, out=out)
+            for kv in inputs.kv_layers[-PEER_LAYERS:]
+        ]
         peers[-1]()
         _expect_right("triton", inputs, out, None)
         samples["triton"] = measure.time_layers(peers)
