@@ -57,7 +57,7 @@ __device__ __forceinline__ int32_t committed_tokens(const PlanParams& p, int req
                          load_index(p.slots.row, request, p.slots.row_is_64);
     capacity = held < capacity ? held : capacity;
   }
-  return n + p.tree_tokens > capacity ? kOverlong : int32_t(n);
+  return n > capacity - p.tree_tokens ? kOverlong : int32_t(n);
 }
 
 __device__ __forceinline__ int32_t held_tiles(int32_t committed, int tree_tokens) {
@@ -81,6 +81,9 @@ __device__ void plan_fixed(const PlanParams& p, int32_t* first_piece) {
 }
 
 // Shared memory, int32: line_begin, first_piece and first_cut [B+1]; request, tile, cuts_before [parts+2]; cut_part [parts].
+// Behind launch.plan_shared_bytes.
+__host__ __device__ constexpr int plan_shared_bytes(int batch, int parts) { return 4 * (3 * (batch + 1) + 4 * (parts + 2)); }
+
 __device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
   const int batch = p.batch, parts = p.parts, thread = threadIdx.x;
   int32_t* line_begin = shared;

@@ -1,4 +1,5 @@
-// The PTX this project uses, one wrapper an instruction. All of it exists on plain sm_90 and sm_120.
+// The PTX this project uses, one wrapper an instruction. All of it exists on sm_90a and sm_120a; setmaxnreg is what
+// plain sm_90 and sm_120 lack.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 // Constants of the verify tile and the parameter structs that host and device share.
-// src/treemla/tiles.py and src/treemla/launch.py repeat them; tests/unit/test_launch.py compares the two.
+// src/treemla/tiles.py and src/treemla/launch.py repeat them; tests/static/test_device_constants.py compares the two.
 #pragma once
 #include <cuda_bf16.h>
 #include <cstdint>
@@ -11,7 +11,6 @@ constexpr int kRopeDim = 64;
 constexpr int kHeadDim = kLatentDim + kRopeDim;
 constexpr int kRowTile = 8;      // query rows of one mma column tile
 constexpr int kTileTokens = 32;  // pieces are cut at multiples of it
-constexpr int kMaxTreeTokens = 64;
 
 // The mma.sync path's CTA.
 constexpr int kWarps = 8;      // consumers: the arithmetic
@@ -29,6 +28,10 @@ constexpr int kMinPartTiles = 2;
 constexpr int kRequestOverheadTiles = 2;
 constexpr int kDirect = -1;
 constexpr int kOverlong = -1;
+
+// Registers a thread of a kernel that takes the whole register file with one CTA of `threads`. tiles.py says the same,
+// and the static layer compares it with what the compiler gave.
+__host__ __device__ constexpr int launch_registers(int threads) { return 65536 / threads / 8 * 8; }
 
 // Where tokens live: token j of request b is index[row[b] * stride + j]. A table has stride C and row =
 // req_pool_indices; ranges have stride 1 and row = kv_indptr.

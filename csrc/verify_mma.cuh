@@ -21,6 +21,10 @@
 namespace treemla {
 
 constexpr int kChunksAThread = kHeadDim * 2 / 16 / 8;  // 8 threads copy a row, 16 bytes at a time
+// Registers a thread: together what the launch takes, 168 each; a claim beyond it would wait forever.
+constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
+static_assert(kWarps * kConsumerRegisters + kProducers * kProducerRegisters <= (kWarps + kProducers) * launch_registers(kThreads));
+
 constexpr int kSlotBatchTiles = 4;                     // a producer warp's 8 rows of 4 tiles: one slot a lane
 
 // Byte offsets in a CTA's dynamic shared memory.
@@ -77,9 +81,10 @@ template <int kRowTiles>
 struct MmaConsumer {
   using Layout = MmaLayout<kRowTiles * kRowTile>;
   static constexpr int kRows = Layout::kRows;
-  // Q passes into registers through the scores' and probabilities' buffers, in as many passes as they need.
-  static constexpr int kQueryPasses = kRows * kKvRowBytes <= Layout::kScale - Layout::kScores ? 1 : 2;
-  static constexpr int kQueryRowBytes = kHeadDim * 2 / kQueryPasses + 16;  // 73 or 37 times 16
+  // Q passes into registers through the scores' and probabilities' buffers, half of its dims at a time.
+  static constexpr int kQueryPasses = 2;
+  static constexpr int kQueryRowBytes = kHeadDim * 2 / kQueryPasses + 16;  // 37 * 16: odd, as a KV row's
+  static_assert(kRows * kQueryRowBytes <= Layout::kScale - Layout::kScores);
 
   static constexpr int kAhead = 2;  // KV fragments loaded ahead of their mma: ldmatrix takes about 30 clocks
 
@@ -88,7 +93,7 @@ struct MmaConsumer {
   float* const scores;         // [kKSplits][kRows][kScoreStride]
   __nv_bfloat16* const probs;  // [kRows][kProbStride]
   float* const scale;          // [kRows]: factor that brings older accumulators to the tile's maximum
-  const uint32_t full, empty;  // barriers [kMaxStages]
+  const uint32_t full, empty;  // barriers [kStages]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, pair = lane % 4;       // the fragment coordinates
   const int row0 = blockIdx.x * kRows;               // first query row of the block
@@ -322,12 +327,12 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   __syncthreads();
   const int end = p.part_ptr[blockIdx.y + 1];
   if (threadIdx.x >= 32 * kWarps) {
-    release_registers<56>();
+    release_registers<kProducerRegisters>();
     MmaProducer<Layout> producer{p, shared_address(shared)};
     for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) producer.run(p.pieces[i]);
     wait_copies();
   } else {
-    claim_registers<224>();  // with the producers' 56: what 384 threads were launched with, 168 each
+    claim_registers<kConsumerRegisters>();
     MmaConsumer<kRowTiles> consumer(p, shared);
     for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) consumer.run(p.pieces[i]);
   }

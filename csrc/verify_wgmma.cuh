@@ -25,10 +25,14 @@ namespace treemla {
 constexpr int kBoxBytes = 8192;
 constexpr int kBoxes = 9;             // a tile
 constexpr int kWgTileTokens = 64;
-constexpr int kMaxRingBoxes = 27;     // three tiles
+constexpr int kMaxRingBoxes = 27;     // what there are barriers for; the lowest block fits 26
 constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
+
+// Registers a thread: together what the launch takes, 128 each; a claim beyond it would wait forever.
+constexpr int kCopyRegisters = 48, kScorerRegisters = 112, kAccumulatorRegisters = 176;
+static_assert(kCopyRegisters + kScorerRegisters + kAccumulators * kAccumulatorRegisters <= 4 * launch_registers(kWgThreads));
 
 template <int kRowsOfBlock>
 struct WgLayout {
@@ -406,16 +410,16 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
   __syncthreads();
   const int end = p.part_ptr[blockIdx.y + 1], warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
-    release_registers<48>();
+    release_registers<kCopyRegisters>();
     WgProducer<Layout> producer{p, base};
     for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) producer.run(p.pieces[i]);
     wait_copies();
   } else if (warpgroup == 1) {
-    release_registers<112>();
+    release_registers<kScorerRegisters>();
     Scorer<kRowTiles> scorer{p, shared, base};
     for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) scorer.run(p.pieces[i]);
   } else {
-    claim_registers<176>();  // 48 + 104 + 2 * 176: within the 4 * 128 of the launch
+    claim_registers<kAccumulatorRegisters>();
     Accumulator<kRowTiles> accumulator{p, shared, base};
     for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) accumulator.run(p.pieces[i]);
   }

@@ -237,9 +237,9 @@ def _slot_table(case: Case, owned: list[torch.Tensor], width: torch.dtype, rando
 
 def _slot_ranges(owned: list[torch.Tensor], width: torch.dtype) -> SlotRanges:
     device = owned[0].device
-    indptr = torch.tensor(np.cumsum([0, *map(len, owned)]), dtype=width, device=device)
-    unused = torch.full((5,), UNUSED_COLUMN, device=device)
-    return SlotRanges(indptr, torch.cat([*owned, unused]).to(width))
+    unused = torch.full((5,), UNUSED_COLUMN, device=device)  # before and behind: ranges need not start at 0
+    indptr = torch.tensor(np.cumsum([len(unused), *map(len, owned)]), dtype=width, device=device)
+    return SlotRanges(indptr, torch.cat([unused, *owned, unused]).to(width))
 
 
 def _queries(

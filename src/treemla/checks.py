@@ -8,11 +8,31 @@ import torch
 
 from treemla.problem import SlotRanges, SlotTable
 
+MAX_SCALE = 1e12  # three of them and log2(e) multiply to less than float32's 3e38
+
 
 def expect(condition: bool, name: str, expected: str, got: object) -> None:
     """Raise ValueError naming `name` unless `condition` holds."""
     if not condition:
         raise ValueError(f"{name}: expected {expected}, got {got!r}")
+
+
+def expect_int(name: str, value: object, low: int, high: int) -> int:
+    """Check a count: an int (TypeError, bools are none) in low..high (ValueError). Returns it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    expect(low <= value <= high, name, f"{low}..{high}", value)
+    return value
+
+
+def expect_device(name: str, device: object) -> torch.device:
+    """Check a device that tensors can be made on; "cuda" alone becomes the current device's number."""
+    if not isinstance(device, str | torch.device):
+        raise TypeError(f"{name}: expected a torch.device or its name, got {device!r}")
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # how torch says so depends on its build
+        raise ValueError(f"{name}: expected a device that torch can use, got {str(device)!r}: {error}") from error
 
 
 def expect_tensor(
@@ -50,6 +70,7 @@ def expect_slots(slots: object, device: torch.device) -> None:
         expect_tensor("slots.req_pool_indices", indices, shape=(None,), dtypes=integers, device=device)
     elif isinstance(slots, SlotRanges):
         expect_tensor("slots.kv_indptr", slots.kv_indptr, shape=(None,), dtypes=integers, device=device)
+        expect(len(slots.kv_indptr) >= 1, "slots.kv_indptr", "B + 1 elements", 0)
         expect_tensor("slots.kv_indices", slots.kv_indices, shape=(None,), dtypes=integers, device=device)
     else:
         raise TypeError(f"slots: expected SlotTable or SlotRanges, got {type(slots).__name__}")
@@ -73,10 +94,25 @@ def expect_aligned(name: str, tensor: torch.Tensor) -> None:
     expect(past == 0, name, "data aligned to 16 bytes", f"a pointer {past} bytes past a multiple of 16")
 
 
+def expect_apart(name: str, written: torch.Tensor, other: str, read: torch.Tensor) -> None:
+    """Check that a result does not lie between the first and the last byte of an input."""
+    begin, end = _span_bytes(written)
+    other_begin, other_end = _span_bytes(read)
+    expect(end <= other_begin or other_end <= begin, name, f"memory apart from {other}'s", "memory that overlaps it")
+
+
+def _span_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 def expect_scale(name: str, value: object) -> float:
-    """Check a scale: a finite number above 0. Returns it as a float."""
+    """Check a scale: a number above 0 whose products stay finite in float32. Returns it as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-    scale = float(value)
-    expect(math.isfinite(scale) and scale > 0, name, "a finite number above 0", value)
+    try:
+        scale = float(value)
+    except OverflowError:
+        scale = math.inf
+    expect(0 < scale <= MAX_SCALE, name, f"a number above 0, at most {MAX_SCALE:g}", value)
     return scale

@@ -51,7 +51,7 @@ def cubin_path(arch: str) -> Path:
 
 @cache
 def kernel(name: str, device: torch.device) -> "Kernel":
-    """The kernel `name` of `tiles.KERNEL_NAMES`, loaded for `device` (a CUDA device with an index).
+    """The kernel `name` of the target's `kernel_names`, loaded for `device` (a CUDA device with an index).
 
     Loading is host work: ask for a kernel once before a CUDA graph is captured.
     """

@@ -229,9 +229,9 @@ def _launch(
         attribute.value.programmaticStreamSerializationAllowed = 1
         config.attrs, config.numAttrs = [attribute], 1
     pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(arg) for arg in args))
-    (error,) = driver.cuLaunchKernelEx(
-        config, _function(name, device, shared_limit_bytes or shared_bytes), ctypes.addressof(pointers), 0
-    )
+    function = _function(name, device, shared_limit_bytes or shared_bytes)
+    with torch.cuda.device(device):  # the default stream's handle is 0 on every device: the current one decides
+        (error,) = driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)
     _raise_on(error, f"{name}: launch on {device}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from treemla import launch, portable
-from treemla.checks import expect, expect_aligned, expect_rows, expect_scale, expect_slots, expect_tensor
+from treemla.checks import expect, expect_aligned, expect_apart, expect_rows, expect_scale, expect_slots, expect_tensor
 from treemla.plan import VerifyPlan
 from treemla.problem import CUDA_DTYPES, MAX_TREE_TOKENS, SlotRanges, Slots, SlotTable, VerifyShape
 from treemla.values import expect_values
@@ -50,7 +50,8 @@ def verify_attention(
     sm_scale, k_scale, v_scale: scores are q.k * sm_scale * k_scale, outputs are multiplied by v_scale.
     out: [B*T, H, latent] of q's dtype. lse: [B*T, H] float32, natural log. Allocated when not given.
     check_values: also check what words, lengths and slot indices say. None: on a CPU yes, on a GPU no, since it
-    waits for the device there.
+    waits for the device there. Unchecked, a slot outside the pool makes its request's rows NaN on a GPU; a CPU trusts
+    the slots.
 
     A row that sees nothing gets out 0 and lse -inf; a request longer than its slots NaN in both.
     Raises TypeError or ValueError before anything is launched or written.
@@ -72,13 +73,10 @@ def verify_attention(
     scales = [expect_scale(*named) for named in (("sm_scale", sm_scale), ("k_scale", k_scale), ("v_scale", v_scale))]
     if check_values is None:
         check_values = plan.device.type == "cpu"
-    out_size, lse_size = (tokens, shape.num_heads, shape.latent_dim), (tokens, shape.num_heads)
-    if out is None:
-        out = torch.empty(out_size, dtype=shape.dtype, device=plan.device)
-    expect_tensor("out", out, shape=out_size, dtypes=(shape.dtype,), device=plan.device)
-    if lse is None:
-        lse = torch.empty(lse_size, dtype=torch.float32, device=plan.device)
-    expect_tensor("lse", lse, shape=lse_size, dtypes=(torch.float32,), device=plan.device)
+    elif not isinstance(check_values, bool):
+        raise TypeError(f"check_values: expected a bool or None, got {check_values!r}")
+    out = _written("out", out, (tokens, shape.num_heads, shape.latent_dim), shape.dtype, plan.device)
+    lse = _written("lse", lse, (tokens, shape.num_heads), torch.float32, plan.device)
 
     is_table = isinstance(slots, SlotTable)
     if isinstance(slots, SlotTable):
@@ -170,6 +168,9 @@ def _verify(
     if is_cuda:
         for name, tensor in (("q", q_latent), ("q (rope)", q_rope), ("kv_cache", kv_cache), ("out", out)):
             expect_aligned(name, tensor)
+    for name, written in (("out", out), ("lse", lse)):
+        for other, read in (("q", q_latent), ("q (rope)", q_rope), ("kv_cache", kv_cache)):
+            expect_apart(name, written, other, read)
     if check_values:
         capturing = is_cuda and torch.cuda.is_current_stream_capturing()
         expect(not capturing, "check_values", "False while a CUDA graph is captured", True)
@@ -205,6 +206,17 @@ def _register(name: str, function: Callable[..., None], mutates: tuple[str, ...]
 
 _register("verify_", _verify, mutates=("partial_out", "partial_lse", "out", "lse"))
 _register("pack_tree_mask_", _pack_tree_mask, mutates=("words",))
+
+
+def _written(
+    name: str, tensor: torch.Tensor | None, size: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The caller's tensor for a result, checked, or a new one."""
+    if tensor is None:
+        return torch.empty(size, dtype=dtype, device=device)
+    expect_tensor(name, tensor, shape=size, dtypes=(dtype,), device=device)
+    expect(not tensor.requires_grad, name, "a tensor without requires_grad", "one with it")
+    return tensor
 
 
 def _query_pair(

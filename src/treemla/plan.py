@@ -5,9 +5,10 @@ import numpy.typing as npt
 import torch
 
 from treemla import cubins, launch, schedule, tiles
-from treemla.checks import expect, expect_slots, expect_tensor
+from treemla.checks import expect, expect_device, expect_int, expect_slots, expect_tensor
 from treemla.problem import Slots, SlotTable, VerifyShape
 
+MAX_CONTEXT = 2**30  # tokens of a request
 CPU_PARTS = 8  # a CPU has no SMs to fill; a few pieces keep the combine step in use
 
 
@@ -34,11 +35,14 @@ class VerifyPlan:
         fixed_split_tokens: int | None = None,
         max_context: int | None = None,
     ) -> None:
-        expect(1 <= max_batch <= tiles.MAX_BATCH, "max_batch", f"1..{tiles.MAX_BATCH}", max_batch)
-        expect(parts is None or 1 <= parts <= tiles.MAX_PARTS, "parts", f"1..{tiles.MAX_PARTS}", parts)
+        if not isinstance(shape, VerifyShape):
+            raise TypeError(f"shape: expected a VerifyShape, got {type(shape).__name__}")
+        expect_int("max_batch", max_batch, 1, tiles.MAX_BATCH)
+        if parts is not None:
+            expect_int("parts", parts, 1, tiles.MAX_PARTS)
         self.shape = shape
         self.max_batch = max_batch
-        self.device = torch.empty(0, device=device).device  # "cuda" alone becomes the current device's number
+        self.device = expect_device("device", device)
         self.path = self._path(path)
         self.blocks, self.block_rows = self.path.row_blocks(shape)
         self.parts = parts or self._default_parts()
@@ -49,10 +53,12 @@ class VerifyPlan:
             max_slots = max(1, 2 * (self.parts - 1))
             max_pieces = max_batch + self.parts - 1
         else:
-            whole_tiles = fixed_split_tokens >= tiles.TILE_TOKENS and fixed_split_tokens % tiles.TILE_TOKENS == 0
+            expect_int("fixed_split_tokens", fixed_split_tokens, tiles.TILE_TOKENS, MAX_CONTEXT)
+            whole_tiles = fixed_split_tokens % tiles.TILE_TOKENS == 0
             expect(whole_tiles, "fixed_split_tokens", f"a multiple of {tiles.TILE_TOKENS}", fixed_split_tokens)
-            if max_context is None or max_context < 0:
-                raise ValueError(f"max_context: expected a length beside fixed_split_tokens, got {max_context!r}")
+            if max_context is None:
+                raise ValueError("max_context: expected a length beside fixed_split_tokens, got None")
+            expect_int("max_context", max_context, 0, MAX_CONTEXT)
             max_slots = max_pieces = max_batch * max(1, -(-max_context // fixed_split_tokens))
         self.max_context = max_context
         self.batch = 0  # requests of the last update; verify takes no other number
@@ -170,7 +176,7 @@ class VerifyPlan:
         return tiles.num_parts(self.blocks, torch.cuda.get_device_properties(self.device).multi_processor_count)
 
     def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
-        expect(tail in (0, 1), "tail", "0 or 1", tail)
+        expect_int("tail", tail, 0, 1)
         expect_slots(slots, self.device)
         batch = slots.batch
         expect_tensor("seq_lens", seq_lens, shape=(batch,), dtypes=(torch.int32, torch.int64), device=self.device)
@@ -183,6 +189,7 @@ class VerifyPlan:
             held = torch.full((batch,), slots.req_to_token.shape[1], dtype=torch.int64)
         else:
             held = slots.kv_indptr.to("cpu", torch.int64).diff()
+            expect(bool((held >= 0).all()), "slots.kv_indptr", "ascending values", slots.kv_indptr.tolist())
         if self.max_context is not None:
             held = held.clamp(max=self.max_context + self.shape.tree_tokens)
         return held.numpy()

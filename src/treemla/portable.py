@@ -80,7 +80,8 @@ def pack_mask(
     """Write the words of checked arguments. A FULL mask shorter than seq_lens say, or a negative length: ValueError."""
     real = len(seq_lens) - num_padding
     committed = seq_lens[:real].long() if full_layout else seq_lens.new_zeros(real, dtype=torch.int64)
-    expect(bool((committed >= 0).all()), "seq_lens", "no negative length", committed.tolist())
+    possible = bool(((committed >= 0) & (committed <= custom_mask.numel())).all())
+    expect(possible, "seq_lens", f"lengths in 0..{custom_mask.numel()}, the mask's elements", committed.tolist())
     row_width = committed + tree_tokens
     block_begin = torch.cumsum(tree_tokens * row_width, 0) - tree_tokens * row_width
     needed = int((tree_tokens * row_width).sum())

@@ -32,6 +32,8 @@ class VerifyShape:
         _check_range("tree_tokens", self.tree_tokens, 1, MAX_TREE_TOKENS)
         _check_range("latent_dim", self.latent_dim, 1, 1024)
         _check_range("rope_dim", self.rope_dim, 0, 1024)
+        if isinstance(self.page_size, bool) or not isinstance(self.page_size, int):
+            raise TypeError(f"page_size: expected an int, got {self.page_size!r}")
         if self.page_size not in PAGE_SIZES:
             raise ValueError(f"page_size: expected one of {PAGE_SIZES}, got {self.page_size!r}")
         if self.dtype not in PORTABLE_DTYPES:

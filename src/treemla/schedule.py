@@ -1,4 +1,4 @@
-"""The split schedule of one step and the host mirror of the device planner (csrc/plan.cu), integer for integer.
+"""The split schedule of one step and the host mirror of the device planner (csrc/plan.cuh), integer for integer.
 
 A request's KV is its n_b committed tokens and then T tree tokens. It is cut into *pieces* at multiples of
 TILE_TOKENS, never inside the tree. Two rules:
@@ -42,7 +42,8 @@ class Schedule:
 def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: int) -> npt.NDArray[np.int32]:
     """n_b = max(0, seq_lens - tail), or OVERLONG where n_b + T exceeds the slots the request has. [B] int32."""
     committed = np.maximum(0, seq_lens.astype(np.int64) - tail)
-    return np.where(committed + tree_tokens > capacity, OVERLONG, committed).astype(np.int32)
+    too_long = committed > capacity - tree_tokens  # a difference: lengths may be any int64
+    return np.where(too_long, OVERLONG, committed).astype(np.int32)
 
 
 def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int) -> Schedule:

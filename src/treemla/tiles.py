@@ -30,6 +30,11 @@ class KernelPath:
         return f"treemla_verify_{self.name}_r{block_rows}"
 
     @property
+    def registers(self) -> int:
+        """Registers a thread that one CTA may be launched with: all of a multiprocessor's 65,536."""
+        return 65_536 // self.threads // 8 * 8
+
+    @property
     def block_heights(self) -> range:
         return range(ROW_TILE, self.max_block_rows + 1, ROW_TILE)
 
@@ -46,7 +51,7 @@ def _mma_shared_bytes(rows: int) -> int:
 
 def _wgmma_shared_bytes(rows: int) -> int:
     """Q and two buffers of probabilities in 128-byte rows, factors, statistics, tree words, barriers; then as many
-    8 KB boxes of KV as fit, up to three tiles of nine."""
+    8 KB boxes of KV as fit; there are barriers for 27, three tiles."""
     beside = (9 + 2) * 128 * rows + (2 + 8) * 4 * rows + 8 * rows + 8 * (2 * 27 + 4)
     return min(27, (SM_90_SHARED_BYTES - beside) // 8192) * 8192 + beside
 

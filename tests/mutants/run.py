@@ -1,7 +1,7 @@
 """Shows that the suites notice faults: `python tests/mutants/run.py [--device cuda] [--only NAME] [--jobs N]`.
 
 Each entry of catalogue.toml for the device is applied to a copy of the checkout, where its tests must then fail;
-without it, they must pass. Each copy has its own cubin cache, so that jobs build side by side. Exit codes: 0 every fault was noticed, 1 not so, 2 usage.
+without it, they must pass. Each copy has its own cubin cache, so that jobs build side by side. Exit codes: 0 every fault was noticed, 1 not so, 2 usage, 4 no GPU.
 """
 
 import argparse
@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 CHECKOUT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "csrc", "pyproject.toml")
+INVALID_ENVIRONMENT = 4
 PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; any other is an accident that proves nothing
 
 
@@ -30,6 +33,9 @@ def main() -> int:
     mutants = [mutant for mutant in mutants if mutant.get("device", "cpu") == asked.device]
     if not mutants:
         parser.error(f"no mutant of that name for {asked.device}")
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        print("--device cuda: expected a CUDA GPU, got none that torch can use")
+        return INVALID_ENVIRONMENT
     with ThreadPoolExecutor(asked.jobs) as pool:
         healthy = [pool.submit(fails_without_fault, tests, asked.device) for tests in unique(mutants)]
         noticed = [pool.submit(is_noticed, mutant, asked.device) for mutant in mutants]

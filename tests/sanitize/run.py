@@ -10,6 +10,7 @@ import sanitizer
 import torch
 
 from treemla import cubins
+from treemla.gate.doctor import sanitizer_path
 
 FAILED, INVALID_ENVIRONMENT = 1, 4
 
@@ -18,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tool", choices=[*sanitizer.TOOLS, "all"], default="all")
     asked = parser.parse_args().tool
-    if not torch.cuda.is_available() or sanitizer.path() is None:
+    if not torch.cuda.is_available() or sanitizer_path() is None:
         print("expected a CUDA GPU and compute-sanitizer, got neither or one of them")
         return INVALID_ENVIRONMENT
     device = torch.device("cuda", torch.cuda.current_device())

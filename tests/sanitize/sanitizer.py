@@ -1,8 +1,6 @@
 """Runs this folder's scripts under compute-sanitizer and reads what it says."""
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treemla import nvcc
+from treemla.gate.doctor import sanitizer_path
 
 FOLDER = Path(__file__).parent
 SOURCES = FOLDER.parents[1] / "src"
@@ -51,16 +50,6 @@ class Run:
         return self.exit_code == FINDINGS and words.lower() in self.said.lower()
 
 
-def path() -> Path | None:
-    """compute-sanitizer on PATH, else of $CUDA_HOME, else beside nvcc."""
-    if on_path := shutil.which("compute-sanitizer"):
-        return Path(on_path)
-    folders = [Path(home, "bin")] if (home := os.environ.get("CUDA_HOME")) else []
-    with contextlib.suppress(nvcc.NvccError):
-        folders.append(nvcc.find().parent)
-    return next((folder / "compute-sanitizer" for folder in folders if (folder / "compute-sanitizer").is_file()), None)
-
-
 def run_cases(tool: Tool) -> Run:
     """The case list under the tool."""
     return _run(tool, FOLDER / "kernels.py")
@@ -80,7 +69,7 @@ def run_fault(tool: Tool, kernel: str) -> Run:
 
 def _run(tool: Tool, script: Path, *arguments: str) -> Run:
     options = ["--tool", tool.name, "--error-exitcode", str(FINDINGS), *KERNELS, *tool.options]
-    command = [str(path()), *options, sys.executable, str(script), *arguments]
+    command = [str(sanitizer_path()), *options, sys.executable, str(script), *arguments]
     paths = [str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(

@@ -45,6 +45,10 @@ def test_python_and_device_code_agree(arch, tmp_path):
         ]
     if tiles.WGMMA in target.paths:
         claims.append(f"treemla::kWgThreads == {tiles.WGMMA.threads}")
+    claims += [
+        f"treemla::plan_shared_bytes({batch}, {parts}) == {launch.plan_shared_bytes(batch, parts)}"
+        for batch, parts in ((1, 1), (8, 132), (tiles.MAX_BATCH, tiles.MAX_PARTS))
+    ]
     # shared-memory sizes are those of device code: the claims stand inside a kernel
     body = "\n".join(f'static_assert({claim}, "{claim}");' for claim in claims)
     unit = tmp_path / "claims.cu"

@@ -96,15 +96,53 @@ def test_update_refuses_lengths_above_max_context() -> None:
         ({"parts": 0}, r"parts: expected 1\.\.2048, got 0"),
         ({"parts": 2049}, r"parts: expected 1\.\.2048, got 2049"),
         ({"fixed_split_tokens": 33, "max_context": 9}, "fixed_split_tokens: expected a multiple of 32, got 33"),
-        ({"fixed_split_tokens": 0, "max_context": 9}, "fixed_split_tokens: expected a multiple of 32, got 0"),
+        ({"fixed_split_tokens": 0, "max_context": 9}, r"fixed_split_tokens: expected 32\.\.1073741824, got 0"),
+        (
+            {"fixed_split_tokens": 2**32, "max_context": 9},
+            r"fixed_split_tokens: expected 32\.\.1073741824, got 4294967296",
+        ),
         ({"fixed_split_tokens": 32}, "max_context: expected a length"),
-        ({"fixed_split_tokens": 32, "max_context": -1}, "max_context: expected a length"),
+        ({"fixed_split_tokens": 32, "max_context": -1}, r"max_context: expected 0\.\.1073741824, got -1"),
         ({"max_context": 100}, "max_context: expected None without fixed_split_tokens, got 100"),
     ],
 )
 def test_plan_refuses(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         VerifyPlan(SHAPE, **({"max_batch": 2, "device": "cpu"} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shape": None}, "shape: expected a VerifyShape, got NoneType"),
+        ({"max_batch": 4.0}, "max_batch: expected an int, got 4.0"),
+        ({"max_batch": True}, "max_batch: expected an int, got True"),
+        ({"parts": "3"}, "parts: expected an int, got '3'"),
+        ({"fixed_split_tokens": 64.0, "max_context": 9}, "fixed_split_tokens: expected an int, got 64.0"),
+        ({"fixed_split_tokens": 64, "max_context": 9.5}, "max_context: expected an int, got 9.5"),
+        ({"device": None}, "device: expected a torch.device or its name, got None"),
+    ],
+)
+def test_plan_refuses_types(options: dict[str, object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        VerifyPlan(**({"shape": SHAPE, "max_batch": 2, "device": "cpu"} | options))
+
+
+@pytest.mark.parametrize("device", ["junk", "cuda:99"])
+def test_plan_refuses_devices_that_torch_cannot_use(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device: expected a device that torch can use, got '{device}'"):
+        VerifyPlan(SHAPE, 2, device)
+
+
+def test_ranges_that_run_backwards_are_named() -> None:
+    slots = SlotRanges(torch.tensor([60, 50, 100]), torch.arange(100))
+    with pytest.raises(ValueError, match=r"slots\.kv_indptr: expected ascending values, got"):
+        VerifyPlan(SHAPE, 2, "cpu").update(torch.tensor([1, 1]), slots)
+
+
+def test_lengths_at_the_end_of_64_bits_are_too_long() -> None:
+    with pytest.raises(ValueError, match="seq_lens: expected n_b"):
+        VerifyPlan(SHAPE, 1, "cpu").update(torch.tensor([2**63 - 2]), table(1, 500))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +154,7 @@ def test_plan_refuses(options: dict[str, int], message: str) -> None:
         (torch.zeros(0, dtype=torch.int32), table(0, 9), 0, ValueError, r"seq_lens: expected 1\.\.2 requests"),
         (torch.zeros(4, dtype=torch.int32)[::2], table(2, 9), 0, ValueError, "seq_lens: expected a contiguous tensor"),
         (torch.zeros(2, dtype=torch.int32, device="meta"), table(2, 9), 0, ValueError, "seq_lens: expected device cpu"),
-        (torch.zeros(2, dtype=torch.int32), table(2, 9), 2, ValueError, "tail: expected 0 or 1, got 2"),
+        (torch.zeros(2, dtype=torch.int32), table(2, 9), 2, ValueError, r"tail: expected 0\.\.1, got 2"),
         (
             torch.zeros(2, dtype=torch.int32),
             None,

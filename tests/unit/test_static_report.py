@@ -112,8 +112,9 @@ def test_each_fault_of_a_kernel_is_a_problem(changed, said):
 def test_dynamic_shared_memory_counts_beside_static():
     name = tiles.WGMMA.kernel_name(40)
     room = TARGET.shared_memory_limit_bytes - tiles.WGMMA.shared_memory_bytes(40)
-    assert problems(kernel(name, static_shared_bytes=room)) == []
-    assert len(problems(kernel(name, static_shared_bytes=room + 1))) == 1
+    registers = tiles.WGMMA.registers
+    assert problems(kernel(name, registers=registers, static_shared_bytes=room)) == []
+    assert len(problems(kernel(name, registers=registers, static_shared_bytes=room + 1))) == 1
 
 
 def test_a_missing_and_an_unexpected_kernel_are_problems():
@@ -157,5 +158,11 @@ def test_narrow_copies_are_a_problem():
 
 def test_verify_kernel_without_tensor_cores_is_a_problem():
     name = tiles.MMA.kernel_name(8)
-    assert problems(kernel(name, loops=())) == [f"{name}: no loop uses the tensor cores"]
-    assert problems(kernel(name)) == []
+    right = {"registers": tiles.MMA.registers}
+    assert problems(kernel(name, **right, loops=())) == [f"{name}: no loop uses the tensor cores"]
+    assert problems(kernel(name, **right)) == []
+
+
+def test_registers_other_than_the_claims_assume_are_a_problem():
+    name = tiles.MMA.kernel_name(40)
+    assert problems(kernel(name, registers=80)) == [f"{name}: 80 registers a thread, expected 168"]

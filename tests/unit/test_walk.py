@@ -55,6 +55,11 @@ def test_a_pick_that_equals_a_token_elsewhere_is_not_accepted() -> None:
     assert accept_walk(tree, np.array([9, 1, 2]), np.array([2, 2, 2])) == ([0], 2)
 
 
+def test_of_siblings_with_the_same_token_the_first_is_taken() -> None:
+    tree = DraftTree([-1, 0, 0, 1])
+    assert accept_walk(tree, np.array([5, 7, 7, 8]), np.array([7, 8, 9, 1])) == ([0, 1, 3], 1)
+
+
 def test_a_single_token_gives_its_pick() -> None:
     assert accept_walk(DraftTree.chain(1), np.array([9]), np.array([4])) == ([0], 4)
 

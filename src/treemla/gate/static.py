@@ -15,7 +15,6 @@ from treemla.gate import sass
 from treemla.gate.exits import InvalidEnvironment
 
 RESERVED_SHARED_BYTES = 1024  # the system keeps these of every block's shared memory; cuobjdump counts them as static
-MAX_REGISTERS = 255
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
 
 def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expected: tuple[str, ...]) -> list[str]:
     names = {kernel.name for kernel in kernels}
-    verify_kernels = {path.kernel_name(rows) for path in target.paths for rows in path.block_heights}
+    verify_kernels = {path.kernel_name(rows): path.registers for path in target.paths for rows in path.block_heights}
     found = [f"{name}: missing from the cubin" for name in expected if name not in names]
     for kernel in kernels:
         if kernel.name not in expected:
@@ -90,6 +89,10 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
             found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
         if kernel.narrow_copies:
             found.append(f"{kernel.name}: {kernel.narrow_copies} copies of fewer than 16 bytes")
+        expected_registers = verify_kernels.get(kernel.name, kernel.registers)
+        if kernel.registers != expected_registers:
+            # its warps trade registers, and their claims assume what one CTA a multiprocessor is launched with
+            found.append(f"{kernel.name}: {kernel.registers} registers a thread, expected {expected_registers}")
         if kernel.name in verify_kernels and not kernel.loops:
             found.append(f"{kernel.name}: no loop uses the tensor cores")
         shared = kernel.static_shared_bytes + dynamic_shared_bytes(kernel.name, target)
