@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,19 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
             importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pytest.exit(f"tests/sglang: {package} is not installed ({why}); see docs/sglang.md", returncode=NOT_HERE)
-    _let_torchvision_import()
+    sys.path.insert(0, str(Path(__file__).parent))
+    import torchvision_shim  # noqa: F401
     from sglang.test.test_utils import maybe_stub_sgl_kernel
 
     maybe_stub_sgl_kernel()
-
-
-def _let_torchvision_import() -> None:
-    """Beside a CPU build of torch, a torchvision built for CUDA cannot load its operators, which its import names."""
-    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        torch.treemla_torchvision_library = library  # unregistered when it is collected
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -43,7 +37,7 @@ def plugins():
     load_plugins()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def rope_writer(monkeypatch):
     """The pool's kernel that writes latent and rope together does not run in Triton's interpreter (0.5.16)."""
     from sglang.srt.mem_cache import memory_pool

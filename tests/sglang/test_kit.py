@@ -62,7 +62,7 @@ def test_eager_extend_is_triton_s_and_decode_is_right(kit, case, dtype):
 @pytest.mark.parametrize("page_size", [1, 16, 32])
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("kind", VERIFIED)
-def test_verify(kit, kind, topk, page_size, widths, dtype, rope_writer):
+def test_verify(kit, kind, topk, page_size, widths, dtype):
     run_mla_eagle_verify_case(kit, verify_case(page_size), topk=topk, spec_kind=kind, **keywords(widths, BF16[dtype]))
 
 
@@ -81,7 +81,7 @@ def test_verify_without_committed_tokens(kit):
 @pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("topk", [1, 2])
 @pytest.mark.parametrize("kind", VERIFIED)
-def test_verify_through_the_graph_hooks(kit, kind, topk, widths, captured_batch, rope_writer):
+def test_verify_through_the_graph_hooks(kit, kind, topk, widths, captured_batch):
     run_mla_eagle_verify_cuda_graph_case(
         kit,
         verify_case(16),
@@ -94,7 +94,7 @@ def test_verify_through_the_graph_hooks(kit, kind, topk, widths, captured_batch,
 
 @pytest.mark.parametrize("captured_batch", [3, 6])
 @pytest.mark.parametrize("widths", WIDTHS)
-def test_decode_through_the_graph_hooks(kit, widths, captured_batch, rope_writer):
+def test_decode_through_the_graph_hooks(kit, widths, captured_batch):
     case = MLAAttentionCase(
         name="treemla_decode",
         backend="treemla",

@@ -180,10 +180,20 @@ def write_location(forward_batch: Any) -> Any:
     return location(forward_batch.out_cache_loc)
 
 
+def setting(runner: Any, name: str) -> Any:
+    """What SGLang resolved for a server argument; None where this version has no such argument.
+
+    0.5.23 leaves the arguments as they were given and keeps what it resolved beside them.
+    """
+    resolved = _find("sglang.srt.arg_groups.overrides:resolution_result")
+    decided = None if resolved is None else resolved(runner.server_args, name)
+    return getattr(runner.server_args, name, None) if decided is None else decided
+
+
 def speculative_algorithm(runner: Any) -> Any:
     """The runner's SpeculativeAlgorithm, or the plug-in's object that stands for one."""
     module = importlib.import_module("sglang.srt.speculative.spec_info")
-    return module.SpeculativeAlgorithm.from_string(runner.server_args.speculative_algorithm)
+    return module.SpeculativeAlgorithm.from_string(setting(runner, "speculative_algorithm"))
 
 
 def is_mla(runner: Any) -> bool:

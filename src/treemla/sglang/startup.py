@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from treemla import cubins
-from treemla.problem import CUDA_DTYPES, MAX_HEADS, MAX_TREE_TOKENS, PORTABLE_DTYPES
+from treemla.problem import CUDA_DTYPES, MAX_TREE_TOKENS, PORTABLE_DTYPES
 from treemla.sglang import compat
 from treemla.tiles import MAX_BATCH
 
@@ -46,18 +46,16 @@ def _expect_model(runner: Any) -> None:
     if _is_cuda(runner):
         widths = config.kv_lora_rank, config.qk_rope_head_dim
         _refuse(widths != (512, 64), f"--model-path: latent and rope widths {widths}, served: (512, 64)", TRITON)
-    heads = config.num_attention_heads // runner.server_args.tp_size
-    _refuse(heads > MAX_HEADS, f"--tp-size: {heads} query heads a rank, at most {MAX_HEADS}", "a larger --tp-size")
     for name, layer in _attention_layers(runner):
         expect_plain_layer(layer, name)
 
 
 def _expect_flags(runner: Any) -> None:
-    args = runner.server_args
     for field, flag in UNTRIED.items():
-        _refuse(bool(getattr(args, field, None)), f"{flag}: not served", f"{TRITON}, or drop {flag}")
+        _refuse(bool(compat.setting(runner, field)), f"{flag}: not served", f"{TRITON}, or drop {flag}")
     _refuse(compat.context_parallel_size() > 1, "decode context parallelism: not served", TRITON)
-    others = {args.prefill_attention_backend, args.decode_attention_backend} - {None, "treemla"}
+    split = (compat.setting(runner, f"{phase}_attention_backend") for phase in ("prefill", "decode"))
+    others = set(split) - {None, "treemla"}
     if others:
         flags = f"--prefill-attention-backend / --decode-attention-backend: treemla beside {sorted(others)}"
         raise ValueError(f"{flags}; use --attention-backend treemla alone: its prefill is Triton's")
@@ -66,21 +64,21 @@ def _expect_flags(runner: Any) -> None:
 
 
 def _expect_speculation(runner: Any) -> None:
-    args, algorithm = runner.server_args, compat.speculative_algorithm(runner)
+    algorithm = compat.speculative_algorithm(runner)
     if algorithm.is_none():
         return
-    name = args.speculative_algorithm
+    name = compat.setting(runner, "speculative_algorithm")
     flag = "--speculative-algorithm"
     _refuse(
         algorithm.is_dspark(), f"{flag} {name}: ragged verify is not served", f"DFLASH, EAGLE or NGRAM, or {TRITON}"
     )
-    tokens = args.speculative_num_draft_tokens
+    tokens = compat.setting(runner, "speculative_num_draft_tokens")
     wrong = tokens is None or not 1 <= tokens <= MAX_TREE_TOKENS
     limit = f"1..{MAX_TREE_TOKENS} tree tokens, root included"
     _refuse(wrong, f"--speculative-num-draft-tokens: {tokens}, served: {limit}", f"{MAX_TREE_TOKENS} or less")
     drafted = algorithm.is_eagle() or algorithm.is_standalone()
-    missing = drafted and args.speculative_draft_attention_backend in (None, "treemla")
-    draft_flag = "--speculative-draft-attention-backend"
+    draft_flag, drafts_with = "--speculative-draft-attention-backend", "speculative_draft_attention_backend"
+    missing = drafted and compat.setting(runner, drafts_with) in (None, "treemla")
     _refuse(missing, f"{draft_flag}: {name} needs one for its draft model", f"{draft_flag} triton")
 
 
