@@ -19,7 +19,7 @@ FLAGS = ("--attention-backend", "--prefill-attention-backend", "--decode-attenti
 
 
 def test_the_entry_point_is_installed():
-    (found,) = entry_points(group="sglang.srt.plugins", name="treemla")
+    (found,) = entry_points(group=compat.PLUGINS, name="treemla")
     assert found.load() is plugin.register
 
 

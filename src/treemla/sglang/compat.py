@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+PLUGINS = "sglang.srt.plugins"  # the entry point group
 TESTED = ("0.5.16", "0.5.23")  # the contract tests run on these
 REMEDY = f"install one of the tested versions ({', '.join(TESTED)}), or serve with --attention-backend triton"
 
