@@ -128,6 +128,21 @@ def test_a_replay_below_the_captured_size_is_right_and_its_padding_harmless(eagl
     assert (out[3 * real :] == 0).all()
 
 
+def test_a_decode_replay_below_the_captured_size_is_right_and_its_padding_finite():
+    runner = make_runner()
+    backend = TreemlaAttnBackend(runner)
+    static = capture(backend, runner, 4, None, DECODE)
+    generator = fill_pool(runner)
+    fill = backend.get_cuda_graph_seq_len_fill_value()
+    batch = view(runner, [31, 1, fill, fill], DECODE, num_padding=2)
+    replay(backend, static, batch)
+    q = queries(generator, 4)
+    out = attend(backend, q, static)
+    wanted = expected(runner, batch, q, [torch.ones(1, 1, dtype=torch.bool)] * 2, tail=1)
+    torch.testing.assert_close(out[:2].double(), wanted, atol=1e-5, rtol=0)
+    assert out.isfinite().all()
+
+
 def test_stale_words_of_a_longer_replay_do_not_survive(eagle):
     runner, backend = eagle
     static = capture(backend, runner, 4, eagle_input(stand_in(), 3))

@@ -59,9 +59,10 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         self._captured_words: dict[tuple[int, int], bool] = {}  # (T, batch) -> its graph reads words
         self._verify_mask: Any = None  # the name that SGLang's own backend keeps it under
         self._full_mask: torch.Tensor | None = None
+        self._verifies = not algorithm.is_none()
         self._draft_builds_tree = algorithm.is_eagle() or algorithm.is_standalone()
         self._tree_state(1)
-        if not algorithm.is_none():
+        if self._verifies:
             state = self._tree_state(self.num_draft_tokens)
             if self._draft_builds_tree and compat.offers_verify_mask():
                 device = state.plan.device
@@ -125,8 +126,11 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
             logger.info("treemla: mask buffer of the draft stage, whole context: %.1f MB", elements / 1e6)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """0: a padded request has zero words and no context, so it reads no slot and its output is 0."""
-        return 0
+        """Verify 0: a padded request has zero words and no context, so it reads no slot and its output is 0.
+
+        Decode 1, as every backend of SGLang says: the padded token sees itself, and warm-ups extend by this many.
+        """
+        return 0 if self._verifies else 1
 
     def get_verify_buffers_to_fill_after_draft(self) -> list[torch.Tensor | None]:
         """[tree mask, positions] of versions that write the mask over the whole context; None: a new tensor a step."""
