@@ -17,6 +17,7 @@ from sglang.test.kits.attention_unittest.runner_modes import (
     speculative_target_verify_runner,  # noqa: F401 # states what B's parallel context lacks otherwise
 )
 
+SETTINGS = {"attention_backend": "treemla", "speculative_draft_attention_backend": "triton"}
 HEADS, LATENT, ROPE = 4, 32, 8
 MAX_CONTEXT = 64
 
@@ -45,7 +46,7 @@ def make_runner(max_batch: int = 4, tree_tokens: int = 3, dtype: torch.dtype = t
     runner = build_mla_attention_fixture(
         test, case, dtype=dtype, device="cpu", kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, max_context_len=MAX_CONTEXT
     ).runner
-    lay_over(runner.server_args, **{"speculative_draft_attention_backend": "triton", **settings})
+    lay_over(runner.server_args, **{**SETTINGS, **settings})
     return runner
 
 

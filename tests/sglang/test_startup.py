@@ -24,6 +24,9 @@ REFUSED = {
     "hisparse": ({"enable_hisparse": True}, "--enable-hisparse", "triton"),
     "pdmux": ({"enable_pdmux": True}, "--enable-pdmux", "triton"),
     "dllm": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm", "triton"),
+    "pipeline parallelism": ({"pp_size": 2}, "--pp-size: 2", "--tp-size"),
+    "decode alone": ({"attention_backend": "triton", "decode_attention_backend": "treemla"},
+                     "--decode-attention-backend: treemla beside triton", "--attention-backend treemla alone"),
     "another prefill backend": ({"prefill_attention_backend": "fa3"}, "--prefill-attention-backend",
                                 "--attention-backend treemla alone"),
 }  # fmt: skip

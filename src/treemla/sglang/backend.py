@@ -83,7 +83,7 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         """Before a capture, and before every replay."""
         if not _is_served(forward_batch):
             mode = forward_batch.forward_mode.name
-            remedy = "use --speculative-draft-attention-backend triton"
+            remedy = "a draft model's graphs need --speculative-draft-attention-backend triton"
             raise ValueError(f"treemla: expected a TARGET_VERIFY or DECODE graph, got {mode}; {remedy}")
         self._step = step = self._begin(forward_batch)
         key = step.plan.shape.tree_tokens, step.slots.batch

@@ -6,7 +6,7 @@ import torch
 
 from treemla import cubins
 from treemla.problem import CUDA_DTYPES, MAX_TREE_TOKENS, PORTABLE_DTYPES
-from treemla.sglang import compat
+from treemla.sglang import BACKEND, compat
 from treemla.tiles import MAX_BATCH
 
 TRITON = "--attention-backend triton"
@@ -54,11 +54,14 @@ def _expect_flags(runner: Any) -> None:
     for field, flag in UNTRIED.items():
         _refuse(bool(compat.setting(runner, field)), f"{flag}: not served", f"{TRITON}, or drop {flag}")
     _refuse(compat.context_parallel_size() > 1, "decode context parallelism: not served", TRITON)
-    split = (compat.setting(runner, f"{phase}_attention_backend") for phase in ("prefill", "decode"))
-    others = set(split) - {None, "treemla"}
-    if others:
-        flags = f"--prefill-attention-backend / --decode-attention-backend: treemla beside {sorted(others)}"
-        raise ValueError(f"{flags}; use --attention-backend treemla alone: its prefill is Triton's")
+    pipeline = compat.setting(runner, "pp_size") or 1
+    _refuse(pipeline > 1, f"--pp-size: {pipeline}, served: 1", f"{TRITON}, or --tp-size alone")
+    both = compat.setting(runner, "attention_backend")
+    split = {compat.setting(runner, f"{phase}_attention_backend") or both for phase in ("prefill", "decode")}
+    others = ", ".join(sorted(split - {BACKEND}))
+    flags = "--prefill-attention-backend / --decode-attention-backend"
+    alone = f"--attention-backend {BACKEND} alone: its prefill is Triton's"
+    _refuse(bool(others), f"{flags}: {BACKEND} beside {others}", alone)
     pool = runner.req_to_token_pool.size
     _refuse(pool > MAX_BATCH, f"--max-running-requests: {pool}, at most {MAX_BATCH}", f"{MAX_BATCH} or less")
 
@@ -78,7 +81,7 @@ def _expect_speculation(runner: Any) -> None:
     _refuse(wrong, f"--speculative-num-draft-tokens: {tokens}, served: {limit}", f"{MAX_TREE_TOKENS} or less")
     drafted = algorithm.is_eagle() or algorithm.is_standalone()
     draft_flag, drafts_with = "--speculative-draft-attention-backend", "speculative_draft_attention_backend"
-    missing = drafted and compat.setting(runner, drafts_with) in (None, "treemla")
+    missing = drafted and compat.setting(runner, drafts_with) in (None, BACKEND)
     _refuse(missing, f"{draft_flag}: {name} needs one for its draft model", f"{draft_flag} triton")
 
 
