@@ -229,6 +229,29 @@ def test_new_rows_are_written_before_they_are_read(eagle, mode):
     torch.testing.assert_close(out.double(), expected(runner, batch, q, [tree], tail), atol=1e-5, rtol=0)
 
 
+def test_scales_of_a_quantised_checkpoint_are_applied_where_triton_applies_them(eagle):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    batch = view(runner, [9], VERIFY, eagle_input(full_mask([9], [SIBLINGS]), 3))
+    batch.out_cache_loc = runner.req_to_token_pool.req_to_token[1, 9:12].long()
+    batch.out_cache_loc_is_physical = True
+    layer = make_layer()
+    layer.k_scale, layer.v_scale, layer.k_scale_float, layer.v_scale_float = (
+        torch.tensor(4.0),
+        torch.tensor(3.0),
+        4.0,
+        3.0,
+    )
+    q, k = queries(generator, 3), torch.randn(3, 1, LATENT + ROPE, generator=generator)
+    given = k.clone()
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(q, k, k[..., :LATENT], layer, batch)
+    torch.testing.assert_close(runner.token_to_kv_pool.get_key_buffer(0)[batch.out_cache_loc], given / 4)
+    assert torch.equal(k, given)
+    wanted = 3 * expected(runner, batch, 4 * q, [SIBLINGS])
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=0)
+
+
 def test_deterministic_inference_gives_a_request_the_same_bits_in_any_batch():
     runner = make_runner(speculative_algorithm="EAGLE", enable_deterministic_inference=True)
     backend = TreemlaAttnBackend(runner)
