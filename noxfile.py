@@ -23,6 +23,7 @@ ENVIRONMENT = Path(".nox/treemla").absolute()  # one for all sessions: torch and
 PYTHON = str(ENVIRONMENT / "bin/python")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 SGLANG = "sglang==0.5.23"
+CONTRACT = {"0.5.16": "transformers==5.12.1", "0.5.23": "transformers==5.19.0"}  # what each SGLang's metadata asks for
 
 
 @nox.session
@@ -43,6 +44,19 @@ def lint(session: nox.Session) -> None:
 def unit(session: nox.Session) -> None:
     """The tests a CPU can run: unit, and parity of the portable path."""
     run(session, "treemla", "test", "unit", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("version", list(CONTRACT))
+def sglang(session: nox.Session, version: str) -> None:
+    """The plug-in inside one version of SGLang, on a CPU, in an environment of its own."""
+    python = Path(f".nox/sglang-{version}/bin/python").absolute()
+    make_environment(python)
+    install_into(python, CONTRACT[version], *nox.project.dependency_groups(PYPROJECT, "sglang-contract"))
+    install_into(python, "--no-deps", f"sglang=={version}", "torchvision==0.28.0")
+    install_into(python, "--no-deps", "--no-build-isolation", "--editable", ".")  # SGLang finds the entry point by it
+    session.log(f"plain command, in that environment: {python} -m pytest tests/sglang")
+    session.run(str(python), "-m", "treemla", "test", "sglang", *session.posargs, external=True)
 
 
 @nox.session
@@ -86,10 +100,20 @@ def run(session: nox.Session, module: str, *arguments: str) -> None:
 @functools.cache
 def install() -> None:
     """What `pyproject.toml` names, once a run of nox; nothing is built, the checkout itself is what runs."""
-    if not Path(PYTHON).exists():
-        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+    make_environment(Path(PYTHON))
     needs = [*PYPROJECT["project"]["dependencies"], *nox.project.dependency_groups(PYPROJECT, "dev")]
-    pip = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt")
     print(f"installing {len(needs)} requirements into {ENVIRONMENT}", flush=True)
-    subprocess.run([*pip, *needs], check=True)
-    subprocess.run([*pip, "--no-deps", SGLANG], check=True)
+    install_into(Path(PYTHON), *needs)
+    install_into(Path(PYTHON), "--no-deps", SGLANG)
+
+
+def make_environment(python: Path) -> None:
+    """The virtual environment that `python` is the interpreter of, unless it exists."""
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", python.parent.parent], check=True)
+
+
+def install_into(python: Path, *requirements: str) -> None:
+    """pip, with the pinned versions of constraints.txt."""
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt")
+    subprocess.run([*pip, *requirements], check=True)

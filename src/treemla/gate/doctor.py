@@ -1,6 +1,8 @@
 """Facts about this machine, each with what is wrong and what to do about it."""
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -14,6 +16,7 @@ from treemla import cubins, nvcc, tiles
 from treemla.gate import static
 from treemla.gate.exits import InvalidEnvironment
 from treemla.gate.fingerprint import checkout_problem, driver_version, package_version
+from treemla.sglang import BACKEND, compat, make_backend
 
 MIN_TORCH = (2, 11)
 MIN_DRIVER = 580  # the first that loads CUDA 13 code
@@ -33,7 +36,7 @@ class Fact:
 def facts() -> list[Fact]:
     """Every fact, in the order in which one depends on another."""
     return [_python(), _torch(), _gpu(), _driver(), _cuda_core(), _nvcc(), *map(_cubin, tiles.TARGETS), _cuobjdump(),
-            _sanitizer(), _package("triton", "the Triton peer"), _package("sglang", "the Triton peer")]  # fmt: skip
+            _sanitizer(), _package("triton", "the Triton peer"), *_sglang()]  # fmt: skip
 
 
 def gpu_problem() -> str:
@@ -151,8 +154,63 @@ def _package(name: str, purpose: str) -> Fact:
     return Fact(name, version) if version else Fact(name, "none", f"{purpose} is missing", f"pip install {name}")
 
 
+def _sglang() -> list[Fact]:
+    """The version, whether SGLang will find the plug-in, and whether the plug-in loads and its contract holds."""
+    version = compat.installed()
+    if version is None:
+        return [Fact("sglang", "none", "the Triton peer and the plug-in need it", "pip install 'treemla[sglang]'")]
+    tested = version in compat.TESTED
+    names = ", ".join(compat.TESTED)
+    untested = Fact(
+        "sglang", version, f"none of the tested versions ({names})", "serve only if the lines below are fine"
+    )
+    return [Fact("sglang", version) if tested else untested, _entry_point(), _backend()]
+
+
+def _entry_point() -> Fact:
+    name, found = "sglang plug-in", plugin_entry_points()
+    if not found:
+        remedy = "install treemla into SGLang's environment (pip install, not PYTHONPATH)"
+        return Fact(name, "none", f"no entry point {BACKEND} in group {compat.PLUGINS}", remedy)
+    chosen = os.environ.get("SGLANG_PLUGINS")
+    if chosen and BACKEND not in chosen.split(","):
+        return Fact(name, found[0], f"SGLANG_PLUGINS={chosen} leaves it out", f"add {BACKEND} to SGLANG_PLUGINS")
+    return Fact(name, found[0])
+
+
+def _backend() -> Fact:
+    """Imports SGLang: seconds."""
+    name, remedy = "sglang backend", compat.REMEDY
+    try:
+        compat.register_backend(BACKEND, make_backend)
+        backend = compat.backend_class().__name__
+    except compat.UnsupportedSglang as error:
+        return Fact(name, "none", " ".join(str(error).split()), remedy)
+    except Exception as error:  # whatever importing SGLang raises here
+        first = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Fact(name, "none", f"SGLang does not import: {first}", "install SGLang with its requirements")
+    registered = compat.is_registered(BACKEND)
+    return Fact(name, backend, "" if registered else f"{BACKEND} is not registered", "" if registered else remedy)
+
+
+def plugin_entry_points() -> list[str]:
+    """Where SGLang will find the plug-in, by the metadata of installed packages."""
+    return [entry.value for entry in importlib.metadata.entry_points(group=compat.PLUGINS, name=BACKEND)]
+
+
+def sglang_problem() -> str:
+    """Why the contract tests cannot run in this environment; empty where they can."""
+    if compat.installed() is None:
+        return "sglang: not installed"
+    missing = [name for name in ("torchvision", "transformers", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"sglang: {', '.join(missing)} not installed here; nox -s sglang makes environments that have them"
+    return "" if plugin_entry_points() else "sglang: treemla is not installed here, so SGLang does not find the plug-in"
+
+
 WHY_NOT: dict[str, Callable[[], str]] = {
     "checkout": checkout_problem,
     "gpu": gpu_problem,
     "compute-sanitizer": sanitizer_problem,
+    "sglang": sglang_problem,
 }

@@ -51,6 +51,7 @@ LAYERS = {
     for layer in (
         Layer("unit", ("pytest", "tests/unit", "tests/parity", "-n", "auto"), ("checkout",)),
         Layer("static", ("pytest", "tests/static"), ("checkout",)),
+        Layer("sglang", ("pytest", "tests/sglang"), ("checkout", "sglang")),
         Layer(
             "gpu-parity",
             ("pytest", "tests/parity", "--device", "cuda"),

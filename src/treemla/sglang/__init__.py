@@ -1,0 +1,38 @@
+"""treemla as an attention backend of SGLang: `--attention-backend treemla`.
+
+SGLang calls `register` in every one of its processes, through the entry point group `sglang.srt.plugins`. It imports
+nothing heavy; the backend is imported when a model runner asks for it.
+"""
+
+import logging
+from typing import Any
+
+BACKEND = "treemla"
+REMEDY = "run `python -m treemla doctor`; SGLang will refuse --attention-backend treemla until this is fixed"
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Make `treemla` a name that SGLang's command line and registry know. Calling it again changes nothing.
+
+    SGLang logs and swallows what a plug-in raises, so a failure is also one ERROR line here, with the remedy.
+    """
+    try:
+        from treemla.sglang import compat
+
+        compat.register_backend(BACKEND, make_backend)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        logger.error("treemla: not registered with SGLang: %s. %s", what, REMEDY)  # noqa: TRY400 # SGLang adds the trace
+        raise
+
+
+def make_backend(runner: Any) -> Any:
+    """The attention backend of a model runner. A draft model's attention is Triton's: treemla serves the target."""
+    from treemla.sglang import compat
+
+    if runner.is_draft_worker:
+        logger.info("treemla: the draft model's attention stays Triton's")
+        return compat.triton_backend()(runner)
+    return compat.backend_class()(runner)

@@ -1,0 +1,114 @@
+"""Model runners as SGLang's kit makes them, on a CPU, with settings laid over their server arguments."""
+
+import unittest
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.eagle_info import EagleVerifyInput
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.test.kits.attention_unittest.attention_methods.mla_attention import (
+    MLAAttentionCase,
+    build_mla_attention_fixture,
+)
+from sglang.test.kits.attention_unittest.runner_modes import (
+    speculative_target_verify_runner,  # noqa: F401 # states what B's parallel context lacks otherwise
+)
+
+SETTINGS = {"attention_backend": "treemla", "speculative_draft_attention_backend": "triton"}
+HEADS, LATENT, ROPE = 4, 32, 8
+MAX_CONTEXT = 64
+
+
+def lay_over(server_args: Any, **settings: Any) -> None:
+    """Change what SGLang resolved for some arguments."""
+    if hasattr(server_args, "override"):
+        server_args.override("tests/sglang", **settings)
+    else:  # 0.5.23 keeps resolutions in a list beside the arguments, which it closes to all but its own start-up
+        server_args._resolved_overrides.append(("tests/sglang", settings))
+
+
+def make_runner(max_batch: int = 4, tree_tokens: int = 3, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    """A runner whose pools hold `max_batch` requests of up to MAX_CONTEXT tokens, page size 1."""
+    case = MLAAttentionCase(
+        name="runner",
+        backend="triton",
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        num_heads=HEADS,
+        page_size=1,
+        prefix_lens=(1,) * max_batch,
+        extend_lens=(tree_tokens,) * max_batch,
+    )
+    test = unittest.TestCase()
+    test.skipTest = pytest.fail
+    runner = build_mla_attention_fixture(
+        test, case, dtype=dtype, device="cpu", kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, max_context_len=MAX_CONTEXT
+    ).runner
+    lay_over(runner.server_args, **{**SETTINGS, **settings})
+    return runner
+
+
+def make_layer() -> Any:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return RadixAttention(
+        num_heads=HEADS, head_dim=LATENT + ROPE, scaling=0.2, num_kv_heads=1, layer_id=0, v_head_dim=LATENT
+    )
+
+
+def view(runner: Any, seq_lens: list[int], mode: ForwardMode, spec_info: Any = None, num_padding: int = 0) -> Any:
+    """What the runner hands a backend: requests in rows 1.. of the slot table, padding in row 0 as it pads."""
+    real = len(seq_lens) - num_padding
+    rows = torch.tensor([*range(1, real + 1), *[0] * num_padding])
+    tokens = len(seq_lens) * (1 if spec_info is None else spec_info.draft_token_num)
+    table = runner.req_to_token_pool.req_to_token
+    table[0] = 0
+    for row in range(1, len(table)):
+        table[row] = 1 + (row - 1) * MAX_CONTEXT + torch.arange(table.shape[1]) % MAX_CONTEXT
+    return SimpleNamespace(
+        batch_size=len(seq_lens),
+        forward_mode=mode,
+        req_pool_indices=rows,
+        seq_lens=torch.tensor(seq_lens),
+        out_cache_loc=torch.zeros(tokens, dtype=torch.int64),
+        spec_info=spec_info,
+        num_padding=num_padding,
+    )
+
+
+def full_mask(seq_lens: list[int], trees: list[torch.Tensor]) -> torch.Tensor:
+    """SGLang's mask over the whole context, [T, n_b + T] a request, flat."""
+    rows = [
+        torch.cat([torch.ones(len(tree), n, dtype=torch.bool), tree], dim=1)
+        for n, tree in zip(seq_lens, trees, strict=True)
+    ]
+    return torch.cat([row.flatten() for row in rows])
+
+
+def eagle_input(mask: torch.Tensor | None, tree_tokens: int) -> EagleVerifyInput:
+    names = ("draft_token", "positions", "retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
+    nothing = dict.fromkeys((*names, "retrieve_cum_len", "capture_hidden_mode", "seq_lens_sum", "seq_lens_cpu"))
+    return EagleVerifyInput(
+        custom_mask=mask, draft_token_num=tree_tokens, spec_steps=tree_tokens - 1, topk=2, **nothing
+    )
+
+
+def ngram_input(mask: torch.Tensor, tree_tokens: int) -> NgramVerifyInput:
+    return NgramVerifyInput(custom_mask=mask, draft_token_num=tree_tokens)
+
+
+def expected(runner: Any, batch: Any, q: torch.Tensor, trees: list[torch.Tensor], tail: int = 0) -> torch.Tensor:
+    """Attention in float64 from the pool's rows, real requests only. [tokens, H * latent]."""
+    pool = runner.token_to_kv_pool.get_key_buffer(0)[:, 0].double()
+    outs = []
+    for b, tree in enumerate(trees):
+        n, tree_tokens = int(batch.seq_lens[b]) - tail, len(tree)
+        kv = pool[runner.req_to_token_pool.req_to_token[batch.req_pool_indices[b], : n + tree_tokens].long()]
+        sees = torch.cat([torch.ones(tree_tokens, n, dtype=torch.bool), tree], dim=1)
+        mine = q.view(-1, HEADS, LATENT + ROPE)[b * tree_tokens : (b + 1) * tree_tokens].double()
+        scores = torch.einsum("thd,nd->thn", mine, kv) * 0.2
+        weights = scores.masked_fill(~sees[:, None], -torch.inf).softmax(dim=-1)
+        outs.append(torch.einsum("thn,nd->thd", weights, kv[:, :LATENT]))
+    return torch.cat(outs).flatten(1)

@@ -1,0 +1,346 @@
+"""What the kit does not try: mask buffers, padding, steps of other sizes, buffers, and what must be refused."""
+
+import logging
+
+import pytest
+import torch
+from runners import HEADS, LATENT, ROPE, eagle_input, expected, full_mask, make_layer, make_runner, ngram_input, view
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from treemla.sglang import compat, make_backend
+from treemla.sglang.backend import TreemlaAttnBackend
+
+VERIFY, DECODE = ForwardMode.TARGET_VERIFY, ForwardMode.DECODE
+SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+LINE = torch.ones(3, 3, dtype=torch.bool).tril()
+
+
+def fill_pool(runner, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pool = runner.token_to_kv_pool.get_key_buffer(0)
+    pool.copy_(torch.randn(pool.shape, generator=generator))
+    return generator
+
+
+def queries(generator, tokens):
+    return torch.randn(tokens, HEADS * (LATENT + ROPE), generator=generator)
+
+
+def attend(backend, q, batch):
+    call = backend.forward_decode if batch.forward_mode.is_decode() else backend.forward_extend
+    return call(q, None, None, make_layer(), batch, save_kv_cache=False)
+
+
+def capture(backend, runner, batch_size, spec_info, mode=VERIFY):
+    """What the runner does before and inside a capture; returns the batch of static buffers the graph reads."""
+    static = view(runner, [backend.get_cuda_graph_seq_len_fill_value()] * batch_size, mode, spec_info)
+    tree_tokens = 1 if spec_info is None else spec_info.draft_token_num
+    backend.init_cuda_graph_state(batch_size, batch_size * tree_tokens)
+    backend.init_forward_metadata_out_graph(static, in_capture=True)
+    backend.init_forward_metadata_in_graph(static)
+    return static
+
+
+def replay(backend, static, batch):
+    """Load `batch` into the static buffers and do what a graph would."""
+    for name in ("req_pool_indices", "seq_lens"):
+        getattr(static, name).copy_(getattr(batch, name))
+    static.spec_info, static.num_padding = batch.spec_info, batch.num_padding
+    backend.init_forward_metadata_out_graph(static)
+    backend.init_forward_metadata_in_graph(static)
+
+
+def stand_in(tree_tokens=3):
+    """The runner's mask at capture: longer than any tree needs, all ones."""
+    return torch.ones(4 * tree_tokens * 4 * tree_tokens, dtype=torch.bool)
+
+
+@pytest.fixture
+def eagle():
+    runner = make_runner(speculative_algorithm="EAGLE")
+    return runner, TreemlaAttnBackend(runner)
+
+
+def test_the_draft_stage_gets_the_smallest_mask_that_its_version_takes(eagle):
+    _, backend = eagle
+    if compat.offers_verify_mask():
+        assert backend.verify_mask.mode.name == "QLEN_ONLY" and backend.verify_mask.fits(4)
+        assert backend.verify_mask.buffer.numel() == 4 * 3 * 3
+    else:
+        assert backend.get_verify_buffers_to_fill_after_draft() == [None, None]
+        backend.init_cuda_graph_state(4, 12)
+        mask, positions = backend.get_verify_buffers_to_fill_after_draft()
+        assert mask.numel() == 4 * 3 * (backend.max_context_len + 3) and positions is None
+
+
+def test_a_captured_batch_below_the_pool_lets_each_step_bring_its_mask(eagle):
+    _, backend = eagle
+    backend.init_cuda_graph_state(2, 6)
+    assert backend.get_verify_buffers_to_fill_after_draft() == [None, None]
+
+
+@pytest.mark.parametrize("static_buffer", [True, False], ids=["its buffer", "a tensor of its own"])
+def test_an_eagle_mask_is_read_in_the_layout_of_its_producer(eagle, static_buffer):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    lens, trees = [9, 0, 30, 2], [SIBLINGS, LINE, SIBLINGS, SIBLINGS]
+    mask = full_mask(lens, trees)
+    if static_buffer and compat.offers_verify_mask():
+        backend.verify_mask.buffer.copy_(torch.stack(trees).flatten())
+        mask = backend.verify_mask.buffer
+    elif static_buffer:
+        backend.init_cuda_graph_state(4, 12)
+        held, _ = backend.get_verify_buffers_to_fill_after_draft()
+        held[: mask.numel()] = mask
+        mask = held
+    batch = view(runner, lens, VERIFY, eagle_input(mask, 3))
+    q = queries(generator, 12)
+    backend.init_forward_metadata(batch)
+    torch.testing.assert_close(attend(backend, q, batch).double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
+
+
+def test_ngram_masks_cover_the_context_even_where_eagle_s_do_not():
+    runner = make_runner(speculative_algorithm="NGRAM")
+    backend = TreemlaAttnBackend(runner)
+    assert backend.verify_mask is None
+    generator = fill_pool(runner)
+    lens, trees = [5, 17], [SIBLINGS, LINE]
+    batch = view(runner, lens, VERIFY, ngram_input(full_mask(lens, trees), 3))
+    q = queries(generator, 6)
+    backend.init_forward_metadata(batch)
+    torch.testing.assert_close(attend(backend, q, batch).double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 3])
+def test_a_replay_below_the_captured_size_is_right_and_its_padding_harmless(eagle, num_padding):
+    runner, backend = eagle
+    static = capture(backend, runner, 4, eagle_input(stand_in(), 3))
+    generator = fill_pool(runner)
+    runner.token_to_kv_pool.get_key_buffer(0)[0] = torch.nan  # the slot that padding rows point at
+    fill, real = backend.get_cuda_graph_seq_len_fill_value(), 4 - num_padding
+    lens, trees = [40, 3, 0, 11][:real], [SIBLINGS, LINE, SIBLINGS, SIBLINGS][:real]
+    mask = full_mask(lens, trees)
+    batch = view(runner, lens + [fill] * num_padding, VERIFY, eagle_input(mask, 3), num_padding)
+    replay(backend, static, batch)
+    q = queries(generator, 12)
+    out = attend(backend, q, static)
+    torch.testing.assert_close(out[: 3 * real].double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
+    assert (out[3 * real :] == 0).all()
+
+
+def test_a_decode_replay_below_the_captured_size_is_right_and_its_padding_finite():
+    runner = make_runner()
+    backend = TreemlaAttnBackend(runner)
+    static = capture(backend, runner, 4, None, DECODE)
+    generator = fill_pool(runner)
+    fill = backend.get_cuda_graph_seq_len_fill_value()
+    batch = view(runner, [31, 1, fill, fill], DECODE, num_padding=2)
+    replay(backend, static, batch)
+    q = queries(generator, 4)
+    out = attend(backend, q, static)
+    wanted = expected(runner, batch, q, [torch.ones(1, 1, dtype=torch.bool)] * 2, tail=1)
+    torch.testing.assert_close(out[:2].double(), wanted, atol=1e-5, rtol=0)
+    assert out.isfinite().all()
+
+
+def test_stale_words_of_a_longer_replay_do_not_survive(eagle):
+    runner, backend = eagle
+    static = capture(backend, runner, 4, eagle_input(stand_in(), 3))
+    generator = fill_pool(runner)
+    for lens, tree in (([5, 6, 7, 8], LINE), ([8, 1, 0, 3], SIBLINGS)):
+        trees = [tree] * 4
+        batch = view(runner, lens, VERIFY, eagle_input(full_mask(lens, trees), 3))
+        replay(backend, static, batch)
+        q = queries(generator, 12)
+        wanted = expected(runner, batch, q, trees)
+        torch.testing.assert_close(attend(backend, q, static).double(), wanted, atol=1e-5, rtol=0)
+
+
+def test_the_plan_stream_s_second_pack_takes_effect(eagle):
+    runner, backend = eagle
+    static = capture(backend, runner, 2, eagle_input(stand_in(), 3))
+    generator = fill_pool(runner)
+    lens, trees = [9, 4], [SIBLINGS, SIBLINGS]
+    mask = torch.zeros_like(full_mask(lens, trees))  # the draft stage has not written it yet
+    batch = view(runner, lens, VERIFY, eagle_input(mask, 3))
+    replay(backend, static, batch)
+    mask.copy_(full_mask(lens, trees))
+    backend.update_verify_buffers_to_fill_after_draft(batch.spec_info, 2)
+    q = queries(generator, 6)
+    wanted = expected(runner, batch, q, trees)
+    torch.testing.assert_close(attend(backend, q, static).double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("captured", ["words", "chains"])
+def test_a_graph_never_replays_with_another_kind_of_mask_than_it_was_captured_with(eagle, captured):
+    runner, backend = eagle
+    mask = full_mask([3, 4], [SIBLINGS, SIBLINGS])
+    first, second = (stand_in(), None) if captured == "words" else (None, mask)
+    static = capture(backend, runner, 2, eagle_input(first, 3))
+    batch = view(runner, [3, 4], VERIFY, eagle_input(second, 3))
+    with pytest.raises(RuntimeError, match="was captured"):
+        replay(backend, static, batch)
+
+
+def test_chains_without_a_mask_are_causal(eagle):
+    runner, backend = eagle
+    static = capture(backend, runner, 2, eagle_input(None, 3))
+    generator = fill_pool(runner)
+    batch = view(runner, [6, 2], VERIFY, eagle_input(None, 3))
+    replay(backend, static, batch)
+    q = queries(generator, 6)
+    wanted = expected(runner, batch, q, [LINE, LINE])
+    torch.testing.assert_close(attend(backend, q, static).double(), wanted, atol=1e-5, rtol=0)
+
+
+def test_steps_of_other_tree_sizes_and_decode_take_turns(eagle):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    for tree_tokens in (3, 5, 1, 3):
+        trees = [torch.eye(tree_tokens, dtype=torch.bool) | (torch.arange(tree_tokens) == 0)] * 2
+        batch = view(runner, [7, 12], VERIFY, eagle_input(full_mask([7, 12], trees), tree_tokens))
+        q = queries(generator, 2 * tree_tokens)
+        backend.init_forward_metadata(batch)
+        wanted = expected(runner, batch, q, trees)
+        torch.testing.assert_close(attend(backend, q, batch).double(), wanted, atol=1e-5, rtol=0)
+    batch = view(runner, [7, 1], DECODE)
+    q = queries(generator, 2)
+    backend.init_forward_metadata(batch)
+    wanted = expected(runner, batch, q, [torch.ones(1, 1, dtype=torch.bool)] * 2, tail=1)
+    torch.testing.assert_close(attend(backend, q, batch).double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", [VERIFY, DECODE])
+def test_new_rows_are_written_before_they_are_read(eagle, mode):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    tree_tokens, tail = (3, 0) if mode is VERIFY else (1, 1)
+    tree = SIBLINGS if mode is VERIFY else torch.ones(1, 1, dtype=torch.bool)
+    spec_info = eagle_input(full_mask([9], [tree]), 3) if mode is VERIFY else None
+    batch = view(runner, [9], mode, spec_info)
+    columns = 9 - tail + torch.arange(tree_tokens)
+    batch.out_cache_loc = runner.req_to_token_pool.req_to_token[1, columns].long()
+    batch.out_cache_loc_is_physical = True
+    q, k = queries(generator, tree_tokens), torch.randn(tree_tokens, 1, LATENT + ROPE, generator=generator)
+    backend.init_forward_metadata(batch)
+    call = backend.forward_extend if mode is VERIFY else backend.forward_decode
+    out = call(q, k, k[..., :LATENT], make_layer(), batch)
+    torch.testing.assert_close(runner.token_to_kv_pool.get_key_buffer(0)[batch.out_cache_loc], k)
+    torch.testing.assert_close(out.double(), expected(runner, batch, q, [tree], tail), atol=1e-5, rtol=0)
+
+
+def test_scales_of_a_quantised_checkpoint_are_applied_where_triton_applies_them(eagle):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    batch = view(runner, [9], VERIFY, eagle_input(full_mask([9], [SIBLINGS]), 3))
+    batch.out_cache_loc = runner.req_to_token_pool.req_to_token[1, 9:12].long()
+    batch.out_cache_loc_is_physical = True
+    layer = make_layer()
+    layer.k_scale, layer.v_scale, layer.k_scale_float, layer.v_scale_float = (
+        torch.tensor(4.0),
+        torch.tensor(3.0),
+        4.0,
+        3.0,
+    )
+    q, k = queries(generator, 3), torch.randn(3, 1, LATENT + ROPE, generator=generator)
+    given = k.clone()
+    backend.init_forward_metadata(batch)
+    out = backend.forward_extend(q, k, k[..., :LATENT], layer, batch)
+    torch.testing.assert_close(runner.token_to_kv_pool.get_key_buffer(0)[batch.out_cache_loc], given / 4)
+    assert torch.equal(k, given)
+    wanted = 3 * expected(runner, batch, 4 * q, [SIBLINGS])
+    torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=0)
+
+
+def test_deterministic_inference_gives_a_request_the_same_bits_in_any_batch():
+    runner = make_runner(speculative_algorithm="EAGLE", enable_deterministic_inference=True)
+    backend = TreemlaAttnBackend(runner)
+    backend.enable_deterministic = True  # 0.5.23 asks its context, where the kit says otherwise
+    backend._trees.clear()
+    generator = fill_pool(runner)
+    q, outs = queries(generator, 12), []
+    for lens in ([33], [33, 50, 1, 20]):
+        trees = [SIBLINGS] * len(lens)
+        batch = view(runner, lens, VERIFY, eagle_input(full_mask(lens, trees), 3))
+        backend.init_forward_metadata(batch)
+        outs.append(attend(backend, q[: 3 * len(lens)], batch)[:3])
+        assert backend._step.plan.fixed_split
+    assert torch.equal(*outs)
+
+
+def test_graphs_allocate_none_of_triton_s_buffers(eagle):
+    _, backend = eagle
+    backend.init_cuda_graph_state(4, 12)
+    held = {name for name, value in vars(backend).items() if isinstance(value, torch.Tensor) and "cuda_graph" in name}
+    assert held == set()
+    assert backend._static_bytes() < 2_000_000
+
+
+def test_captures_outgrowing_the_request_pool_are_refused(eagle):
+    _, backend = eagle
+    with pytest.raises(ValueError, match="--cuda-graph-max-bs"):
+        backend.init_cuda_graph_state(5, 15)
+
+
+def test_a_draft_s_graph_is_refused_with_the_flag(eagle):
+    runner, backend = eagle
+    batch = view(runner, [3], ForwardMode.DRAFT_EXTEND_V2)
+    with pytest.raises(ValueError, match="--speculative-draft-attention-backend triton"):
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+
+
+def test_a_forward_without_metadata_for_its_batch_is_refused(eagle):
+    runner, backend = eagle
+    mask = full_mask([3], [SIBLINGS])
+    batch, other = (view(runner, [3], VERIFY, eagle_input(mask, 3)) for _ in range(2))
+    with pytest.raises(RuntimeError, match="without init_forward_metadata"):
+        attend(backend, queries(torch.Generator(), 3), batch)
+    backend.init_forward_metadata(other)
+    with pytest.raises(RuntimeError, match="without init_forward_metadata"):
+        attend(backend, queries(torch.Generator(), 3), batch)
+
+
+@pytest.mark.parametrize("extra", ["sinks", "score_mod", "aux_tensors"])
+def test_attention_with_extras_is_refused(eagle, extra):
+    runner, backend = eagle
+    batch = view(runner, [3], VERIFY, eagle_input(full_mask([3], [SIBLINGS]), 3))
+    backend.init_forward_metadata(batch)
+    with pytest.raises(ValueError, match=extra):
+        backend.forward_extend(
+            queries(torch.Generator(), 3), None, None, make_layer(), batch, False, **{extra: object()}
+        )
+
+
+def test_the_scheduler_waits_for_the_last_layer_before_it_writes_the_tables(monkeypatch):
+    from sglang.srt.environ import envs
+
+    monkeypatch.delenv("SGLANG_FORCE_COARSE_WAR_BARRIER", raising=False)
+    for algorithm in ("EAGLE", None):
+        backend = TreemlaAttnBackend(make_runner(speculative_algorithm=algorithm))
+        if hasattr(compat.triton_backend(), "shared_read_ends"):
+            assert {backend.shared_read_ends(mode).name for mode in (VERIFY, DECODE)} == {"POST_REPLAY"}
+            assert backend.shared_read_ends(ForwardMode.EXTEND).name == "UNKNOWN"
+            assert not envs.SGLANG_FORCE_COARSE_WAR_BARRIER.get()
+        else:
+            assert envs.SGLANG_FORCE_COARSE_WAR_BARRIER.get() is (algorithm is None)
+
+
+def test_dflash_leaves_its_mask_out():
+    from sglang.srt.speculative.dflash_utils import resolve_dflash_verify_mask_policy
+
+    backend = TreemlaAttnBackend(make_runner(speculative_algorithm="DFLASH"))
+    assert resolve_dflash_verify_mask_policy(backend) == ("TreemlaAttnBackend", False)
+
+
+def test_a_draft_model_keeps_triton_and_the_log_says_so(caplog):
+    runner = make_runner(speculative_algorithm="EAGLE")
+    runner.is_draft_worker = True
+    with caplog.at_level(logging.INFO):
+        assert type(make_backend(runner)) is compat.triton_backend()
+    assert "draft model's attention stays Triton's" in caplog.text
+
+
+def test_the_log_says_that_it_serves_and_what_it_holds(caplog):
+    with caplog.at_level(logging.INFO):
+        make_backend(make_runner(speculative_algorithm="EAGLE"))
+    assert "treemla: serves verify and decode" in caplog.text and "MB" in caplog.text

@@ -1,0 +1,133 @@
+"""What is refused before anything is served: each message names the flag and what to use instead."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from runners import make_layer, make_runner
+
+from treemla import cubins
+from treemla.sglang import compat, make_backend, startup
+
+MODEL = "--model-path"
+REFUSED = {
+    "tree larger than a word": ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 65},
+                                "--speculative-num-draft-tokens: 65", "64 or less"),
+    "dspark": ({"speculative_algorithm": "DSPARK"}, "--speculative-algorithm DSPARK", "EAGLE"),
+    "no draft backend": ({"speculative_algorithm": "EAGLE3", "speculative_draft_attention_backend": None},
+                         "--speculative-draft-attention-backend", "--speculative-draft-attention-backend triton"),
+    "treemla for drafts": ({"speculative_algorithm": "STANDALONE", "speculative_draft_attention_backend": "treemla"},
+                           "--speculative-draft-attention-backend", "--speculative-draft-attention-backend triton"),
+    "two-batch overlap": ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap", "triton"),
+    "dp attention": ({"enable_dp_attention": True}, "--enable-dp-attention", "triton"),
+    "unified memory": ({"enable_unified_memory": True}, "--enable-unified-memory", "triton"),
+    "hisparse": ({"enable_hisparse": True}, "--enable-hisparse", "triton"),
+    "pdmux": ({"enable_pdmux": True}, "--enable-pdmux", "triton"),
+    "dllm": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm", "triton"),
+    "pipeline parallelism": ({"pp_size": 2}, "--pp-size: 2", "--tp-size"),
+    "decode alone": ({"attention_backend": "triton", "decode_attention_backend": "treemla"},
+                     "--decode-attention-backend: treemla beside triton", "--attention-backend treemla alone"),
+    "another prefill backend": ({"prefill_attention_backend": "fa3"}, "--prefill-attention-backend",
+                                "--attention-backend treemla alone"),
+}  # fmt: skip
+
+
+def refusal(runner) -> str:
+    with pytest.raises(ValueError, match="; use ") as refused:
+        make_backend(runner)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_setting_is_refused(name):
+    settings, flag, remedy = REFUSED[name]
+    message = refusal(make_runner(**settings))
+    assert flag in message and remedy in message
+
+
+@pytest.mark.parametrize("field", startup.UNTRIED)
+def test_every_refused_field_is_one_that_this_sglang_has(field):
+    assert hasattr(make_runner().server_args, field)
+
+
+def test_the_same_runner_without_the_setting_is_served():
+    assert type(make_backend(make_runner(speculative_algorithm="EAGLE"))).__name__ == "TreemlaAttnBackend"
+
+
+def test_a_model_without_mla_is_refused():
+    from sglang.srt.configs.model_config import AttentionArch
+
+    runner = make_runner()
+    runner.model_config.attention_arch = AttentionArch.MHA
+    message = refusal(runner)
+    assert MODEL in message and "not MLA" in message and "--attention-backend triton" in message
+
+
+def test_a_sliding_window_is_refused():
+    runner = make_runner()
+    runner.sliding_window_size = 128
+    assert "sliding window of 128 tokens" in refusal(runner)
+
+
+def test_a_kv_pool_that_is_not_plain_latent_rows_is_refused():
+    runner = make_runner()
+    runner.token_to_kv_pool = SimpleNamespace()
+    assert "KV pool is a SimpleNamespace" in refusal(runner)
+
+
+def test_a_quantised_kv_cache_is_refused():
+    runner = make_runner()
+    runner.kv_cache_dtype = torch.float8_e4m3fn
+    message = refusal(runner)
+    assert "--kv-cache-dtype: torch.float8_e4m3fn" in message and "--kv-cache-dtype bfloat16" in message
+
+
+def test_queries_of_another_dtype_than_the_kv_cache_are_refused():
+    runner = make_runner()
+    runner.kv_cache_dtype = torch.bfloat16
+    assert "--dtype: torch.float32" in refusal(runner)
+
+
+def test_more_requests_than_a_plan_holds_are_refused():
+    runner = make_runner()
+    runner.req_to_token_pool.size = 4097
+    assert "--max-running-requests: 4097" in refusal(runner)
+
+
+def test_context_parallel_decode_is_refused(monkeypatch):
+    monkeypatch.setattr(compat, "context_parallel_size", lambda: 2)
+    assert "context parallelism" in refusal(make_runner())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("logit_cap", 30.0), ("sliding_window_size", 128), ("is_cross_attention", True), ("xai_temperature_len", 1024)],
+)
+def test_a_layer_that_does_more_than_mla_is_refused_when_the_model_is_known_and_when_it_is_called(attribute, value):
+    layer = make_layer()
+    setattr(layer, attribute, value)
+    runner = make_runner()
+    runner.model = torch.nn.ModuleDict({"odd": layer})
+    message = refusal(runner)
+    assert "in odd" in message and "--attention-backend triton" in message
+    with pytest.raises(ValueError, match="in layer 0"):
+        startup.expect_plain_layer(layer, "layer 0")
+
+
+def test_on_a_gpu_what_the_kernels_do_not_take_is_refused(monkeypatch):
+    monkeypatch.setattr(startup, "_is_cuda", lambda runner: True)
+    assert "--kv-cache-dtype: torch.float32" in refusal(make_runner())
+    assert "latent and rope widths (32, 8)" in refusal(make_runner(dtype=torch.bfloat16))
+
+
+def test_a_gpu_without_kernels_is_refused_at_start_up(monkeypatch):
+    def no_target(device):
+        raise RuntimeError("no kernels for compute capability 8.0")
+
+    monkeypatch.setattr(startup, "_is_cuda", lambda runner: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cubins, "target_of", no_target)
+    runner = make_runner(dtype=torch.bfloat16)
+    runner.model_config.kv_lora_rank, runner.model_config.qk_rope_head_dim = 512, 64
+    with pytest.raises(RuntimeError, match=r"no kernels for compute capability 8\.0"):
+        make_backend(runner)
