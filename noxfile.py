@@ -2,6 +2,7 @@
 
     nox -s check    every layer this machine can run, one summary
     nox -s unit     the tests a CPU can run
+    nox -s allocator    thousands of random servers on the allocators of both SGLang versions
 
 A machine without nox or network runs the printed commands itself, with PYTHONPATH=src.
 """
@@ -21,8 +22,10 @@ nox.options.sessions = ["check"]
 
 ENVIRONMENT = Path(".nox/treemla").absolute()  # one for all sessions: torch and nvcc are a gigabyte
 PYTHON = str(ENVIRONMENT / "bin/python")
+PIP = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-SGLANG = "sglang==0.5.23"
+SGLANG = "0.5.23"  # what the shared environment has
+SGLANG_OLDEST = "0.5.16"
 
 
 @nox.session
@@ -43,6 +46,15 @@ def lint(session: nox.Session) -> None:
 def unit(session: nox.Session) -> None:
     """The tests a CPU can run: unit, and parity of the portable path."""
     run(session, "treemla", "test", "unit", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("sglang", [nox.param(version, id=version) for version in (SGLANG_OLDEST, SGLANG)])
+def allocator(session: nox.Session, sglang: str) -> None:
+    """Thousands of random servers on the slot allocators of one SGLang, stock and ours in lockstep."""
+    thorough = ("--examples", "2000", "--timeout", "3600", "-n", "auto")
+    paths = () if sglang == SGLANG else (sglang_beside(sglang),)
+    run(session, "pytest", "tests/allocator", *thorough, *session.posargs, paths=paths)
 
 
 @nox.session
@@ -76,11 +88,21 @@ def gpu_perf(session: nox.Session) -> None:
     run(session, "treemla", "bench", *session.posargs)
 
 
-def run(session: nox.Session, module: str, *arguments: str) -> None:
-    """Run `python -m module` in the shared environment and say how to do so without nox."""
+def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ...] = ()) -> None:
+    """Run `python -m module` in the shared environment and say how to do so without nox; `paths` come before it."""
     install()
-    session.log(f"plain command: PYTHONPATH=src python -m {shlex.join([module, *arguments])}")
-    session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": "src"}, external=True)
+    search = os.pathsep.join(("src", *paths))
+    session.log(f"plain command: PYTHONPATH={search} python -m {shlex.join([module, *arguments])}")
+    session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": search}, external=True)
+
+
+def sglang_beside(version: str) -> str:
+    """A folder with that SGLang alone: what it imports is what the shared environment's SGLang imports."""
+    install()
+    folder = f".nox/sglang-{version}"
+    if not Path(folder).exists():
+        subprocess.run([*PIP, "--no-deps", "--target", folder, f"sglang=={version}"], check=True)
+    return folder
 
 
 @functools.cache
@@ -89,7 +111,6 @@ def install() -> None:
     if not Path(PYTHON).exists():
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
     needs = [*PYPROJECT["project"]["dependencies"], *nox.project.dependency_groups(PYPROJECT, "dev")]
-    pip = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt")
     print(f"installing {len(needs)} requirements into {ENVIRONMENT}", flush=True)
-    subprocess.run([*pip, *needs], check=True)
-    subprocess.run([*pip, "--no-deps", SGLANG], check=True)
+    subprocess.run([*PIP, *needs], check=True)
+    subprocess.run([*PIP, "--no-deps", f"sglang=={SGLANG}"], check=True)

@@ -82,7 +82,8 @@ class Machine(RuleBasedStateMachine):
         fit = [i for i, r in enumerate(self.one.requests) if len(r.tokens) + reserve <= COLUMNS and not r.tree]
         if fit:
             self.fire(
-                "speculate", lambda serving: speculate(serving, [serving.requests[i] for i in fit], reserve, tree_tokens)
+                "speculate",
+                lambda serving: speculate(serving, [serving.requests[i] for i in fit], reserve, tree_tokens),
             )
 
     @some_trees
@@ -252,6 +253,7 @@ def nest_groups(serving: Serving, first: int, second: int) -> None:
     """Whatever nesting does, what was freed and not forgotten is free afterwards, once."""
     allocator, before = serving.allocator, serving.allocator.available_size()
     lost, kept = allocator.alloc(first * serving.page), allocator.alloc(second * serving.page)
+    assert lost is not None and kept is not None, "slots that count as free cannot be had"
     allocator.free_group_begin()
     allocator.free(lost)
     forgets = hasattr(allocator, "backup_state") and not isinstance(allocator, CheckedFrees)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from machine import Machine
 
@@ -26,8 +26,11 @@ def make(classes: tuple[type, type], page_size: int, *, need_sort: bool = False)
     return token(SIZE, *rest) if page_size == 1 else paged(SIZE, page_size, *rest)
 
 
-def play(make_all, examples: int) -> Counter[str]:
-    """Run a machine over the allocators that `make_all` makes; how often each rule fired."""
+def play(make_all, examples: int, *, shrink: bool = True) -> Counter[str]:
+    """Run a machine over the allocators that `make_all` makes; how often each rule fired.
+
+    The error of a sequence that goes wrong is that of the simplest one found, or without `shrink` of the first.
+    """
     fired: Counter[str] = Counter()
     machine = type("Played", (Machine,), {"make": staticmethod(make_all), "fired": fired})
     run_state_machine_as_test(
@@ -36,6 +39,7 @@ def play(make_all, examples: int) -> Counter[str]:
             max_examples=examples,
             stateful_step_count=STEPS,
             report_multiple_bugs=False,
+            phases=tuple(Phase) if shrink else (Phase.generate,),
             suppress_health_check=list(HealthCheck),
         ),
     )
@@ -50,15 +54,14 @@ def expected_rules(allocator) -> set[str]:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("debug", [False, True], ids=["ordered", "debug"])
 def test_requests_read_their_own_rows_and_ours_hands_out_what_stock_does(
-    request, page_size: int, debug: bool, capsys
+    request, page_size: int, debug: bool, record_property
 ) -> None:
     def make_all():
         return [make(ordered_allocator_classes(debug=debug), page_size), make(stock_classes(), page_size)]
 
     examples = request.config.getoption("--examples")
     fired = play(make_all, examples)
-    with capsys.disabled():
-        print(f"\npage size {page_size}: " + ", ".join(f"{rule} {n}" for rule, n in sorted(fired.items())))
+    record_property("fired", ", ".join(f"{rule} {n}" for rule, n in sorted(fired.items())))
     rare = {rule: fired[rule] for rule in expected_rules(make_all()[0]) if fired[rule] < examples // 10}
     assert not rare, f"rules that hardly fired in {examples} examples: {rare}"
     assert fired["(of which None)"] >= examples // 5, "requests hardly ever met the end of the pool"

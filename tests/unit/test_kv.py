@@ -1,6 +1,8 @@
 """Fragmentation figures, plans of moves, and their carrying out, on pools that hypothesis draws."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -62,7 +64,7 @@ class Live:
 
 def live(pool: Pool) -> Live:
     buffers = [torch.arange(pool.size + 1), torch.rand(pool.size + 1, 3)]
-    holders = [torch.from_numpy(slots.astype(kind)) for slots, kind in zip(pool.holders, 99 * ["int32", "int64"])]
+    holders = [torch.from_numpy(slots.astype(("int32", "int64")[i % 2])) for i, slots in enumerate(pool.holders)]
     return Live(buffers, holders, torch.from_numpy(pool.free.copy()))
 
 
@@ -160,11 +162,8 @@ def test_an_interrupted_relocation_leaves_the_old_state_whichever_step_it_hits(p
         step += 1
         state = live(pool)
         before = state.contents()
-        with RaiseAt(step) as interruption:
-            try:
-                carry_out(moves, state)
-            except KeyboardInterrupt:
-                pass
+        with RaiseAt(step) as interruption, suppress(KeyboardInterrupt):
+            carry_out(moves, state)
         assert all_equal(before, state.contents())
         if interruption.left > 0:
             break  # it ran to its end
@@ -226,7 +225,7 @@ def test_run_lengths_rebuild_the_slots(pool: Pool) -> None:
         assert lengths.sum() == len(slots) and (lengths > 0).all()
         pieces = np.split(slots, np.cumsum(lengths)[:-1]) if len(slots) else []
         assert all((np.diff(piece) == 1).all() for piece in pieces)
-        assert all(a[-1] + 1 != b[0] for a, b in zip(pieces, pieces[1:]))
+        assert all(a[-1] + 1 != b[0] for a, b in pairwise(pieces))
 
 
 def test_figures_of_a_known_pool() -> None:

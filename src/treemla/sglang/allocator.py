@@ -35,7 +35,7 @@ def ordered_allocator_classes(*, debug: bool = False) -> tuple[type[Any], type[A
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
     checks = (CheckedFrees,) if debug else ()
-    token = type("OrderedTokenToKVPoolAllocator", (*checks, Ordered, TokenToKVPoolAllocator), {})
+    token = type("OrderedTokenToKVPoolAllocator", (*checks, OrderedToken, TokenToKVPoolAllocator), {})
     paged = type("OrderedPagedTokenToKVPoolAllocator", (*checks, OrderedPaged, PagedTokenToKVPoolAllocator), {})
     return token, paged
 
@@ -45,16 +45,30 @@ class Ordered(Stock):  # type: ignore[misc]
         super().__init__(*arguments, **options)
         self.need_sort = True
 
+
+class OrderedToken(Ordered):
+    free_pages: torch.Tensor
+
     def alloc(self, need_size: int) -> torch.Tensor | None:
-        pages = need_size // self.page_size
-        if pages > len(self.free_pages) and pages > free_pages_count(self):
-            return None  # it fails either way: stock would sort first
-        slots: torch.Tensor | None = super().alloc(need_size)
+        """Written out, because a call of stock's would cost a fifth of what stock costs."""
+        if need_size > len(self.free_pages):
+            if need_size > self.available_size():
+                return None
+            self.merge_and_sort_free()
+        slots = self.free_pages[:need_size]
+        self.free_pages = self.free_pages[need_size:]
         return slots
 
 
 class OrderedPaged(Ordered):
     """In 0.5.16 stock launches its kernel before it knows that there are enough pages, and reads past the list."""
+
+    def alloc(self, need_size: int) -> torch.Tensor | None:
+        pages = need_size // self.page_size
+        if pages > len(self.free_pages) and pages > free_pages_count(self):
+            return None
+        slots: torch.Tensor | None = super().alloc(need_size)
+        return slots
 
     def alloc_extend(
         self,
@@ -111,7 +125,7 @@ def refuse(allocator: Any, slots: torch.Tensor, pages: torch.Tensor) -> None:
     """ValueError naming those of `slots`, which lie in `pages`, that must not be freed now."""
     last = allocator.size // allocator.page_size
     waiting = waiting_frees(allocator)
-    unique, index, count = torch.unique(slots, return_inverse=True, return_counts=True)
+    _, index, count = torch.unique(slots, return_inverse=True, return_counts=True)
     faults = {
         "padding": pages == 0,
         "foreign": (pages < 0) | (pages > last),
@@ -164,7 +178,12 @@ def adopt_free_pages(allocator: Any, pages: torch.Tensor) -> None:
 
 
 def compact(
-    allocator: Any, holders: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor], budget: int, *, dry_run: bool = False
+    allocator: Any,
+    holders: Sequence[torch.Tensor],
+    buffers: Sequence[torch.Tensor],
+    budget: int,
+    *,
+    dry_run: bool = False,
 ) -> Moves:
     """Move at most `budget` pages of what `holders` hold into runs, and rewrite holders and free list.
 
