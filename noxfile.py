@@ -52,7 +52,8 @@ def unit(session: nox.Session) -> None:
 @nox.parametrize("sglang", [nox.param(version, id=version) for version in (SGLANG_OLDEST, SGLANG)])
 def allocator(session: nox.Session, sglang: str) -> None:
     """Thousands of random servers on the slot allocators of one SGLang, stock and ours in lockstep."""
-    thorough = ("--examples", "2000", "--timeout", "3600", "-n", "auto")
+    no_dump = ("-o", "faulthandler_timeout=0")  # an hour is not a hang here
+    thorough = ("--examples", "2000", "--timeout", "3600", *no_dump, "-n", "auto")
     paths = () if sglang == SGLANG else (sglang_beside(sglang),)
     run(session, "pytest", "tests/allocator", *thorough, *session.posargs, paths=paths)
 
