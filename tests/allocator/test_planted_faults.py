@@ -27,8 +27,17 @@ class Healthy:
 
 
 class FreesWithoutMerge:
+    """Where the unmerged list is short it refuses, lest stock 0.5.16 read past it."""
+
     def merge_and_sort_free(self) -> None:
         pass
+
+    def alloc_extend(self, *arguments):
+        pages = arguments[5] // self.page_size + len(arguments[0]) + 1
+        return None if pages > len(self.free_pages) else super().alloc_extend(*arguments)
+
+    def alloc_decode(self, *arguments):
+        return None if len(arguments[0]) > len(self.free_pages) else super().alloc_decode(*arguments)
 
 
 class ReleasesSlotZero:
