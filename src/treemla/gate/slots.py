@@ -47,8 +47,7 @@ def run(picture: Path, steps: int) -> None:
     print(f"after {steps:,} steps of churn at {CHURN_SLOTS:,} slots")
     headers = ["requests", "allocator", "mean run", "runs a request", "largest free run", "call us", "longest us"]
     print(table(headers, [history.row(batch, name) for (batch, name), history in histories.items()]))
-    draw(histories, picture)
-    print(f"picture: {picture}")
+    draw_if_possible(histories, picture)
 
 
 def allocator_kinds() -> dict[str, Callable[[int], Any]]:
@@ -210,11 +209,20 @@ def as_arrays(requests: Iterable[torch.Tensor]) -> list[np.ndarray]:
     return [slots.numpy() for slots in requests]
 
 
+def draw_if_possible(histories: dict[tuple[int, str], History], path: Path) -> None:
+    """Write `path` where matplotlib is installed; say so either way."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+        return
+    mpl.use("Agg")
+    draw(histories, path)
+    print(f"picture: {path}")
+
+
 def draw(histories: dict[tuple[int, str], History], path: Path) -> None:
     """Mean run length over the steps, a panel for each batch."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
