@@ -2,6 +2,7 @@
 
     nox -s check    every layer this machine can run, one summary
     nox -s unit     the tests a CPU can run
+    nox -s allocator    thousands of random servers on the allocators of both SGLang versions
 
 A machine without nox or network runs the printed commands itself, with PYTHONPATH=src.
 """
@@ -22,7 +23,7 @@ nox.options.sessions = ["check"]
 ENVIRONMENT = Path(".nox/treemla").absolute()  # one for all sessions: torch and nvcc are a gigabyte
 PYTHON = str(ENVIRONMENT / "bin/python")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-SGLANG = "sglang==0.5.23"
+SGLANG = "0.5.23"  # what the shared environment has
 CONTRACT = {"0.5.16": "transformers==5.12.1", "0.5.23": "transformers==5.19.0"}  # what each SGLang's metadata asks for
 
 
@@ -60,6 +61,16 @@ def sglang(session: nox.Session, version: str) -> None:
 
 
 @nox.session
+@nox.parametrize("sglang", [nox.param(version, id=version) for version in CONTRACT])
+def allocator(session: nox.Session, sglang: str) -> None:
+    """Thousands of random servers on the slot allocators of one SGLang, stock and ours in lockstep."""
+    no_dump = ("-o", "faulthandler_timeout=0")  # an hour is not a hang here
+    thorough = ("--examples", "2000", "--timeout", "3600", *no_dump, "-n", "auto")
+    paths = () if sglang == SGLANG else (sglang_beside(sglang),)
+    run(session, "pytest", "tests/allocator", *thorough, *session.posargs, paths=paths)
+
+
+@nox.session
 def static(session: nox.Session) -> None:
     """Build the cubins; fail on spills, stack, too much shared memory, missing kernels."""
     run(session, "treemla", "static")
@@ -90,11 +101,21 @@ def gpu_perf(session: nox.Session) -> None:
     run(session, "treemla", "bench", *session.posargs)
 
 
-def run(session: nox.Session, module: str, *arguments: str) -> None:
-    """Run `python -m module` in the shared environment and say how to do so without nox."""
+def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ...] = ()) -> None:
+    """Run `python -m module` in the shared environment and say how to do so without nox; `paths` come before it."""
     install()
-    session.log(f"plain command: PYTHONPATH=src python -m {shlex.join([module, *arguments])}")
-    session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": "src"}, external=True)
+    search = os.pathsep.join(("src", *paths))
+    session.log(f"plain command: PYTHONPATH={search} python -m {shlex.join([module, *arguments])}")
+    session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": search}, external=True)
+
+
+def sglang_beside(version: str) -> str:
+    """A folder with that SGLang alone: what it imports is what the shared environment's SGLang imports."""
+    install()
+    folder = f".nox/sglang-{version}-alone"
+    if not Path(folder).exists():
+        install_into(Path(PYTHON), "--no-deps", "--target", folder, f"sglang=={version}")
+    return folder
 
 
 @functools.cache
@@ -104,7 +125,7 @@ def install() -> None:
     needs = [*PYPROJECT["project"]["dependencies"], *nox.project.dependency_groups(PYPROJECT, "dev")]
     print(f"installing {len(needs)} requirements into {ENVIRONMENT}", flush=True)
     install_into(Path(PYTHON), *needs)
-    install_into(Path(PYTHON), "--no-deps", SGLANG)
+    install_into(Path(PYTHON), "--no-deps", f"sglang=={SGLANG}")
 
 
 def make_environment(python: Path) -> None:

@@ -45,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.set_defaults(run=run_bench)
 
+    verb = verbs.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
+    verb.add_argument("--picture", type=Path, default=Path("build/slots.png"), help="default: %(default)s")
+    verb.add_argument("--steps", type=int, default=6000, help="decode steps of churn; default: %(default)s")
+    verb.set_defaults(run=run_bench_slots)
+
     verb = verbs.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
     verb.set_defaults(run=run_static)
 
@@ -71,6 +76,13 @@ def run_bench(given: argparse.Namespace) -> Exit:
         )
         return Exit.USAGE
     return bench(chosen, given.out, given.commit)
+
+
+def run_bench_slots(given: argparse.Namespace) -> Exit:
+    from treemla.gate import slots
+
+    slots.run(given.picture, given.steps)
+    return Exit.PASS
 
 
 def run_static(_: argparse.Namespace) -> Exit:

@@ -49,7 +49,7 @@ class Layer:
 LAYERS = {
     layer.name: layer
     for layer in (
-        Layer("unit", ("pytest", "tests/unit", "tests/parity", "-n", "auto"), ("checkout",)),
+        Layer("unit", ("pytest", "tests/unit", "tests/parity", "tests/allocator", "-n", "auto"), ("checkout",)),
         Layer("static", ("pytest", "tests/static"), ("checkout",)),
         Layer("sglang", ("pytest", "tests/sglang"), ("checkout", "sglang")),
         Layer(
