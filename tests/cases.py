@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from compare import Expected, expected_attention
+from families import needle_direction, position_code
 from tree_kinds import TREE_KINDS, make_tree
 
 from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, verify_attention
@@ -251,7 +252,7 @@ def _queries(
         q.zero_()
     if case.family.startswith("needle"):
         q[..., :512] /= 16
-        q[..., 512:] = _needle_direction(device)
+        q[..., 512:] = needle_direction(device)
     q = q.to(dtype)
     if not case.pair:
         return q
@@ -268,33 +269,13 @@ def _kv_rows(case: Case, request: int, plan: VerifyPlan, random: torch.Generator
     n, tree_tokens = case.lengths[request], case.tree_tokens
     rows = torch.randn(n + tree_tokens, 576, generator=random, device=random.device)
     if case.family == "mean":
-        rows[:, :512] = _position_code(n, tree_tokens, rows.device)
+        rows[:, :512] = position_code(n, tree_tokens, rows.device)
     if case.family.startswith("needle"):
         rows[_needle_position(case, request, plan)] = torch.cat(
-            [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * _needle_direction(torch.device("cpu"))]
+            [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * needle_direction(torch.device("cpu"))]
         ).to(rows.device)
     rows[n + _real_tokens(case, request) :] = 1e4  # allocated, seen by no row: large but finite
     return rows
-
-
-def _position_code(n: int, tree_tokens: int, device: torch.device) -> torch.Tensor:
-    """[n + T, 512]: with equal weights each output column says which tokens were seen, divided by how many.
-
-    One-hot for the tree (columns 0..63), the first and the last 64 committed tokens (64..191), then the bits of the
-    token's index. All values are 0 or 1, so the mean is exact but for its one rounding.
-    """
-    index = torch.arange(n + tree_tokens, device=device)
-    code = torch.zeros(n + tree_tokens, 512, device=device)
-    code[n + torch.arange(tree_tokens), torch.arange(tree_tokens)] = 1
-    near = torch.arange(min(64, n))
-    code[near, 64 + near] = 1
-    code[n - 1 - near, 128 + near] = 1
-    code[:, 192:] = (index[:, None] >> torch.arange(320, device=device) % 20) & 1
-    return code
-
-
-def _needle_direction(device: torch.device) -> torch.Tensor:
-    return 1.0 - 2.0 * (torch.arange(64, device=device) % 3 == 0)
 
 
 def _needle_position(case: Case, request: int, plan: VerifyPlan) -> int:

@@ -256,18 +256,6 @@ def test_overlong_request_is_found_by_the_value_check() -> None:
     refuse(ValueError, "seq_lens: expected at most 20 slots, tree included, for request 1, got 'more'", plan=plan)
 
 
-@pytest.mark.parametrize(("tree_tokens", "heads"), [(0, 1), (65, 1), (1, 0), (1, 129)])
-def test_shape_outside_the_limits(tree_tokens: int, heads: int) -> None:
-    with pytest.raises(ValueError, match=r"expected 1\.\."):
-        VerifyShape(num_heads=heads, tree_tokens=tree_tokens)
-
-
-@pytest.mark.parametrize(("changed", "name"), [({"page_size": 2}, "page_size"), ({"dtype": torch.float64}, "dtype")])
-def test_shape_with_an_unknown_page_size_or_dtype(changed: dict[str, object], name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}: expected one of"):
-        VerifyShape(num_heads=1, tree_tokens=1, **changed)
-
-
 def test_value_check_can_be_left_out() -> None:
     """Words above the diagonal then count as they are: a GPU does not look at them by default."""
     call = arguments() | {"words": torch.tensor([15] * 8), "check_values": False}
