@@ -37,4 +37,5 @@ def holders(inputs: Inputs) -> list[torch.Tensor]:
     if isinstance(inputs.slots, SlotTable):
         rows = inputs.slots.req_pool_indices.tolist()
         return [inputs.slots.req_to_token[row, :n] for row, n in zip(rows, lengths, strict=True)]
-    return list(inputs.slots.kv_indices[: sum(lengths)].split(lengths))
+    begin = int(inputs.slots.kv_indptr[0])
+    return list(inputs.slots.kv_indices[begin : begin + sum(lengths)].split(lengths))
