@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
     def free_group(self, picks: list[int], keep: bool) -> None:
         self.fire("free_group", lambda serving: steps.finish_in_group(serving, picks, keep))
 
-    @precondition(lambda self: len(self.one.requests) > 2)
+    @some_requests
     @rule(first=st.integers(1, 4), second=st.integers(1, 4))
     def nested_free_group(self, first: int, second: int) -> None:
         """A public bug: in 0.5.16 a second begin forgets what the first group holds; 0.5.23 asserts."""
