@@ -47,3 +47,14 @@ def rope_writer(monkeypatch):
 
     if hasattr(memory_pool, "set_mla_kv_buffer_triton"):
         monkeypatch.setattr(memory_pool, "set_mla_kv_buffer_triton", write)
+
+
+@pytest.fixture
+def eagle():
+    """A runner whose drafts are EAGLE's trees, and its backend."""
+    from runners import make_runner
+
+    from treemla.sglang.backend import TreemlaAttnBackend
+
+    runner = make_runner(speculative_algorithm="EAGLE")
+    return runner, TreemlaAttnBackend(runner)

@@ -112,3 +112,43 @@ def expected(runner: Any, batch: Any, q: torch.Tensor, trees: list[torch.Tensor]
         weights = scores.masked_fill(~sees[:, None], -torch.inf).softmax(dim=-1)
         outs.append(torch.einsum("thn,nd->thd", weights, kv[:, :LATENT]))
     return torch.cat(outs).flatten(1)
+
+
+def fill_pool(runner, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pool = runner.token_to_kv_pool.get_key_buffer(0)
+    pool.copy_(torch.randn(pool.shape, generator=generator))
+    return generator
+
+
+def queries(generator, tokens):
+    return torch.randn(tokens, HEADS * (LATENT + ROPE), generator=generator)
+
+
+def attend(backend, q, batch):
+    call = backend.forward_decode if batch.forward_mode.is_decode() else backend.forward_extend
+    return call(q, None, None, make_layer(), batch, save_kv_cache=False)
+
+
+def capture(backend, runner, batch_size, spec_info, mode=ForwardMode.TARGET_VERIFY):
+    """What the runner does before and inside a capture; returns the batch of static buffers the graph reads."""
+    static = view(runner, [backend.get_cuda_graph_seq_len_fill_value()] * batch_size, mode, spec_info)
+    tree_tokens = 1 if spec_info is None else spec_info.draft_token_num
+    backend.init_cuda_graph_state(batch_size, batch_size * tree_tokens)
+    backend.init_forward_metadata_out_graph(static, in_capture=True)
+    backend.init_forward_metadata_in_graph(static)
+    return static
+
+
+def replay(backend, static, batch):
+    """Load `batch` into the static buffers and do what a graph would."""
+    for name in ("req_pool_indices", "seq_lens"):
+        getattr(static, name).copy_(getattr(batch, name))
+    static.spec_info, static.num_padding = batch.spec_info, batch.num_padding
+    backend.init_forward_metadata_out_graph(static)
+    backend.init_forward_metadata_in_graph(static)
+
+
+def stand_in(tree_tokens=3):
+    """The runner's mask at capture: longer than any tree needs, all ones."""
+    return torch.ones(4 * tree_tokens * 4 * tree_tokens, dtype=torch.bool)

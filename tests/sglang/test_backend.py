@@ -1,64 +1,32 @@
-"""What the kit does not try: mask buffers, padding, steps of other sizes, buffers, and what must be refused."""
-
-import logging
+"""What the kit does not try: mask buffers, padding, steps of other sizes, and scales."""
 
 import pytest
 import torch
-from runners import HEADS, LATENT, ROPE, eagle_input, expected, full_mask, make_layer, make_runner, ngram_input, view
+from runners import (
+    LATENT,
+    ROPE,
+    attend,
+    capture,
+    eagle_input,
+    expected,
+    fill_pool,
+    full_mask,
+    make_layer,
+    make_runner,
+    ngram_input,
+    queries,
+    replay,
+    stand_in,
+    view,
+)
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-from treemla.sglang import compat, make_backend
+from treemla.sglang import compat
 from treemla.sglang.backend import TreemlaAttnBackend
 
 VERIFY, DECODE = ForwardMode.TARGET_VERIFY, ForwardMode.DECODE
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 LINE = torch.ones(3, 3, dtype=torch.bool).tril()
-
-
-def fill_pool(runner, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    pool = runner.token_to_kv_pool.get_key_buffer(0)
-    pool.copy_(torch.randn(pool.shape, generator=generator))
-    return generator
-
-
-def queries(generator, tokens):
-    return torch.randn(tokens, HEADS * (LATENT + ROPE), generator=generator)
-
-
-def attend(backend, q, batch):
-    call = backend.forward_decode if batch.forward_mode.is_decode() else backend.forward_extend
-    return call(q, None, None, make_layer(), batch, save_kv_cache=False)
-
-
-def capture(backend, runner, batch_size, spec_info, mode=VERIFY):
-    """What the runner does before and inside a capture; returns the batch of static buffers the graph reads."""
-    static = view(runner, [backend.get_cuda_graph_seq_len_fill_value()] * batch_size, mode, spec_info)
-    tree_tokens = 1 if spec_info is None else spec_info.draft_token_num
-    backend.init_cuda_graph_state(batch_size, batch_size * tree_tokens)
-    backend.init_forward_metadata_out_graph(static, in_capture=True)
-    backend.init_forward_metadata_in_graph(static)
-    return static
-
-
-def replay(backend, static, batch):
-    """Load `batch` into the static buffers and do what a graph would."""
-    for name in ("req_pool_indices", "seq_lens"):
-        getattr(static, name).copy_(getattr(batch, name))
-    static.spec_info, static.num_padding = batch.spec_info, batch.num_padding
-    backend.init_forward_metadata_out_graph(static)
-    backend.init_forward_metadata_in_graph(static)
-
-
-def stand_in(tree_tokens=3):
-    """The runner's mask at capture: longer than any tree needs, all ones."""
-    return torch.ones(4 * tree_tokens * 4 * tree_tokens, dtype=torch.bool)
-
-
-@pytest.fixture
-def eagle():
-    runner = make_runner(speculative_algorithm="EAGLE")
-    return runner, TreemlaAttnBackend(runner)
 
 
 def test_the_draft_stage_gets_the_smallest_mask_that_its_version_takes(eagle):
@@ -266,81 +234,3 @@ def test_deterministic_inference_gives_a_request_the_same_bits_in_any_batch():
         outs.append(attend(backend, q[: 3 * len(lens)], batch)[:3])
         assert backend._step.plan.fixed_split
     assert torch.equal(*outs)
-
-
-def test_graphs_allocate_none_of_triton_s_buffers(eagle):
-    _, backend = eagle
-    backend.init_cuda_graph_state(4, 12)
-    held = {name for name, value in vars(backend).items() if isinstance(value, torch.Tensor) and "cuda_graph" in name}
-    assert held == set()
-    assert backend._static_bytes() < 2_000_000
-
-
-def test_captures_outgrowing_the_request_pool_are_refused(eagle):
-    _, backend = eagle
-    with pytest.raises(ValueError, match="--cuda-graph-max-bs"):
-        backend.init_cuda_graph_state(5, 15)
-
-
-def test_a_draft_s_graph_is_refused_with_the_flag(eagle):
-    runner, backend = eagle
-    batch = view(runner, [3], ForwardMode.DRAFT_EXTEND_V2)
-    with pytest.raises(ValueError, match="--speculative-draft-attention-backend triton"):
-        backend.init_forward_metadata_out_graph(batch, in_capture=True)
-
-
-def test_a_forward_without_metadata_for_its_batch_is_refused(eagle):
-    runner, backend = eagle
-    mask = full_mask([3], [SIBLINGS])
-    batch, other = (view(runner, [3], VERIFY, eagle_input(mask, 3)) for _ in range(2))
-    with pytest.raises(RuntimeError, match="without init_forward_metadata"):
-        attend(backend, queries(torch.Generator(), 3), batch)
-    backend.init_forward_metadata(other)
-    with pytest.raises(RuntimeError, match="without init_forward_metadata"):
-        attend(backend, queries(torch.Generator(), 3), batch)
-
-
-@pytest.mark.parametrize("extra", ["sinks", "score_mod", "aux_tensors"])
-def test_attention_with_extras_is_refused(eagle, extra):
-    runner, backend = eagle
-    batch = view(runner, [3], VERIFY, eagle_input(full_mask([3], [SIBLINGS]), 3))
-    backend.init_forward_metadata(batch)
-    with pytest.raises(ValueError, match=extra):
-        backend.forward_extend(
-            queries(torch.Generator(), 3), None, None, make_layer(), batch, False, **{extra: object()}
-        )
-
-
-def test_the_scheduler_waits_for_the_last_layer_before_it_writes_the_tables(monkeypatch):
-    from sglang.srt.environ import envs
-
-    monkeypatch.delenv("SGLANG_FORCE_COARSE_WAR_BARRIER", raising=False)
-    for algorithm in ("EAGLE", None):
-        backend = TreemlaAttnBackend(make_runner(speculative_algorithm=algorithm))
-        if hasattr(compat.triton_backend(), "shared_read_ends"):
-            assert {backend.shared_read_ends(mode).name for mode in (VERIFY, DECODE)} == {"POST_REPLAY"}
-            assert backend.shared_read_ends(ForwardMode.EXTEND).name == "UNKNOWN"
-            assert not envs.SGLANG_FORCE_COARSE_WAR_BARRIER.get()
-        else:
-            assert envs.SGLANG_FORCE_COARSE_WAR_BARRIER.get() is (algorithm is None)
-
-
-def test_dflash_leaves_its_mask_out():
-    from sglang.srt.speculative.dflash_utils import resolve_dflash_verify_mask_policy
-
-    backend = TreemlaAttnBackend(make_runner(speculative_algorithm="DFLASH"))
-    assert resolve_dflash_verify_mask_policy(backend) == ("TreemlaAttnBackend", False)
-
-
-def test_a_draft_model_keeps_triton_and_the_log_says_so(caplog):
-    runner = make_runner(speculative_algorithm="EAGLE")
-    runner.is_draft_worker = True
-    with caplog.at_level(logging.INFO):
-        assert type(make_backend(runner)) is compat.triton_backend()
-    assert "draft model's attention stays Triton's" in caplog.text
-
-
-def test_the_log_says_that_it_serves_and_what_it_holds(caplog):
-    with caplog.at_level(logging.INFO):
-        make_backend(make_runner(speculative_algorithm="EAGLE"))
-    assert "treemla: serves verify and decode" in caplog.text and "MB" in caplog.text
