@@ -20,7 +20,6 @@ from treemla.sglang.backend import TreemlaAttnBackend
 
 VERIFY, DECODE = ForwardMode.TARGET_VERIFY, ForwardMode.DECODE
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
-LINE = torch.ones(3, 3, dtype=torch.bool).tril()
 
 
 def test_graphs_allocate_none_of_triton_s_buffers(eagle):
