@@ -1,8 +1,8 @@
 """Build hook: compiles csrc/ to one cubin per target and puts them into the wheel, with the compiler's log beside each.
 
 Where nothing can be compiled (no nvcc for this platform, no host compiler) the wheel is made without cubins: the
-portable path works, and a call on a GPU says what is missing. Source that nvcc rejects fails the build. An editable install compiles nothing: a checkout
-builds into the cache when a kernel is first asked for.
+portable path works, and a call on a GPU says what is missing. Source that nvcc rejects fails the build. An editable
+install compiles nothing: a checkout builds into the cache when a kernel is first asked for.
 """
 
 import ast
