@@ -12,6 +12,8 @@ namespace treemla {
 constexpr int kCombineWarps = 8;
 constexpr int kCombineThreads = 32 * kCombineWarps;
 constexpr int kCombineDims = 128;
+constexpr int kRowsAtOnce = 9;              // partials that a warp has in flight
+constexpr int kHeldRows = 3 * kRowsAtOnce;  // that its lanes know
 constexpr int kUnitsARow = kLatentDim / kCombineDims;
 
 struct MergedPieces {
@@ -20,7 +22,7 @@ struct MergedPieces {
   float most = -INFINITY;  // base-2 lse that the weights are relative to
 
   __device__ void scale_to(float reference) {
-    const float factor = most == -INFINITY ? 0.f : exp2f(most - reference);
+    const float factor = most == -INFINITY ? 0.f : exp2_approx(most - reference);
     sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor, weight *= factor;
     most = reference;
   }
@@ -32,27 +34,44 @@ struct MergedPieces {
   }
 };
 
-// This warp's pieces of a unit. partial_row: of the query row in slot 0; slot_rows: query rows of a slot.
-__device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, const Piece* pieces, int count, int first,
-                                                     int stride, int partial_row, int slot_rows, int dim) {
-  const int lane = threadIdx.x % 32;
+// Rows of the workspace with the partials of one query row that a warp merges: of pieces first, first + stride, ... below
+// count. Lane l < kHeldRows knows the l-th of them.
+struct PartialRows {
+  const Piece* pieces;
+  int first, stride, count, slot_rows, row_in_slot;
+
+  __device__ int load() const {
+    const int lane = threadIdx.x % 32, piece = first + stride * lane;
+    return lane < kHeldRows && piece < count ? pieces[piece].slot * slot_rows + row_in_slot : -1;
+  }
+};
+
+__device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, PartialRows rows, int row, int dim) {
   MergedPieces merged;
-  for (; first < count; first += 32 * stride) {  // lane l: piece first + l * stride
-    const int piece = first + stride * lane;
-    int32_t row = 0;
-    float lse = -INFINITY;
-    if (piece < count) {
-      row = pieces[piece].slot * slot_rows + partial_row;
-      lse = p.partial_lse[row];
-    }
+  for (; rows.first < rows.count; rows.first += kHeldRows * rows.stride, row = rows.load()) {
+    const int here = min(kHeldRows, (rows.count - rows.first + rows.stride - 1) / rows.stride);
+    float4 partial[kRowsAtOnce];
+    auto read = [&](int first) {  // behind the last row the last once more: a branch would order the loads
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const int64_t from = __shfl_sync(0xffffffffu, row, min(first + i, here - 1));
+        partial[i] = *reinterpret_cast<const float4*>(p.partial_out + from * kLatentDim + dim);
+      }
+    };
+    read(0);  // before the weights are known: one latency for both
+    const float lse = row < 0 ? -INFINITY : p.partial_lse[row];
     const float most = warp_max(fmaxf(merged.most, lse));
-    const float weight = lse == -INFINITY ? 0.f : exp2f(lse - most);
+    const float weight = lse == -INFINITY ? 0.f : exp2_approx(lse - most);
     merged.scale_to(most);
-    const int here = min(32, (count - first + stride - 1) / stride);
-#pragma unroll 8
-    for (int i = 0; i < here; ++i) {
-      const float* from = p.partial_out + int64_t(__shfl_sync(0xffffffffu, row, i)) * kLatentDim + dim;
-      merged.add(__shfl_sync(0xffffffffu, weight, i), *reinterpret_cast<const float4*>(from));
+    for (int first = 0;;) {
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        const float w = __shfl_sync(0xffffffffu, weight, first + i);
+        if (first + i < here) merged.add(w, partial[i]);
+      }
+      first += kRowsAtOnce;
+      if (first >= here) break;
+      read(first);
     }
   }
   return merged;
@@ -60,26 +79,31 @@ __device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, cons
 
 __device__ __forceinline__ void combine(const VerifyParams& p, int batch, int slot_rows, int unit_warps) {
   __shared__ MergedPieces shared[kCombineWarps][32];
+  allow_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = p.tree_tokens * p.heads;
   const int nth = warp % unit_warps, unit = blockIdx.x * (kCombineWarps / unit_warps) + warp / unit_warps;
   const int dim = unit % kUnitsARow * kCombineDims + 4 * lane, out_row = unit / kUnitsARow, request = out_row / rows;
-  wait_for_dependency();
+  // The plan was complete before the verify kernel let this one start; the partials are so after the wait.
   int pieces = 0, begin = 0, committed = 0;
   if (request < batch) {
     begin = p.request_ptr[request];
     pieces = p.request_ptr[request + 1] - begin;
     committed = p.committed[request];
   }
-  MergedPieces mine;
-  if (pieces > 1) mine = merge_pieces(p, p.pieces + begin, pieces, nth, unit_warps, out_row % rows, slot_rows, dim);
+  const PartialRows mine_of{p.pieces + begin, nth, unit_warps, pieces > 1 ? pieces : 0, slot_rows, out_row % rows};
+  const int row = mine_of.load();
+  wait_for_dependency();
+  MergedPieces mine = merge_pieces(p, mine_of, row, dim);
   shared[warp][lane] = mine;
   __syncthreads();
   // One piece wrote the output itself; none is a request that the plan refused.
   if (nth || request >= batch || pieces == 1) return;
 
   float most = mine.most;
+#pragma unroll 1
   for (int w = 1; w < unit_warps; ++w) most = fmaxf(most, shared[warp + w][lane].most);
   mine.scale_to(most);
+#pragma unroll 1
   for (int w = 1; w < unit_warps; ++w) {
     MergedPieces other = shared[warp + w][lane];
     other.scale_to(most);

@@ -6,16 +6,16 @@
 
 namespace treemla {
 
-constexpr int kPlanThreads = 1024;
+constexpr int kPlanThreads = 256;
 
-// Exclusive prefix sum of value(0) .. value(count-1) into out[0 .. count], the total last.
-template <class Value>
-__device__ void prefix_sum(int32_t* out, int count, Value value) {
+// a[0 .. count-1] becomes its exclusive prefix sum, a[count] the total. Not inlined: each instruction that a step runs
+// once is a read of its code from memory.
+__noinline__ __device__ void prefix_sum(int32_t* a, int count) {
   __shared__ int32_t warp_total[kPlanThreads / 32];
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   int32_t carried = 0;
   for (int first = 0; first < count; first += kPlanThreads) {
-    const int32_t mine = first + thread < count ? value(first + thread) : 0;
+    const int32_t mine = first + thread < count ? a[first + thread] : 0;
     int32_t sum = mine;
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -25,15 +25,16 @@ __device__ void prefix_sum(int32_t* out, int count, Value value) {
     if (lane == 31) warp_total[warp] = sum;
     __syncthreads();
     int32_t before = 0, all = 0;
+#pragma unroll
     for (int w = 0; w < kPlanThreads / 32; ++w) {
       if (w < warp) before += warp_total[w];
       all += warp_total[w];
     }
-    if (first + thread < count) out[first + thread] = carried + before + sum - mine;
+    if (first + thread < count) a[first + thread] = carried + before + sum - mine;
     carried += all;
     __syncthreads();
   }
-  if (thread == 0) out[count] = carried;
+  if (thread == 0) a[count] = carried;
   __syncthreads();
 }
 
@@ -64,27 +65,29 @@ __device__ __forceinline__ int32_t held_tiles(int32_t committed, int tree_tokens
   return committed == kOverlong ? 0 : (committed + tree_tokens + kTileTokens - 1) / kTileTokens;
 }
 
-__device__ void plan_fixed(const PlanParams& p, int32_t* first_piece) {
-  prefix_sum(first_piece, p.batch, [&](int r) {
-    const int32_t n = p.committed[r];
-    return n == kOverlong ? 0 : max(1, (n + p.split_tokens - 1) / p.split_tokens);
-  });
+__device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_t* first_piece) {
+  for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) {
+    const int32_t n = committed[r];
+    first_piece[r] = n == kOverlong ? 0 : max(1, (n + p.split_tokens - 1) / p.split_tokens);
+  }
+  __syncthreads();
+  prefix_sum(first_piece, p.batch);
   const int32_t count = first_piece[p.batch];
   for (int i = threadIdx.x; i < count; i += kPlanThreads) {
     const int request = lower_bound(first_piece, p.batch + 1, i + 1) - 1;
     const int nth = i - first_piece[request], own = first_piece[request + 1] - first_piece[request];
-    const int end = nth + 1 < own ? (nth + 1) * p.split_tokens : p.committed[request] + p.tree_tokens;
+    const int end = nth + 1 < own ? (nth + 1) * p.split_tokens : committed[request] + p.tree_tokens;
     p.pieces[i] = Piece{request, nth * p.split_tokens, end, own == 1 ? kDirect : i};
   }
   for (int i = threadIdx.x; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = int32_t(int64_t(i) * count / p.parts);
   for (int r = threadIdx.x; r <= p.batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
 }
 
-// Shared memory, int32: line_begin, first_piece and first_cut [B+1]; request, tile, cuts_before [parts+2]; cut_part [parts].
-// Behind launch.plan_shared_bytes.
-__host__ __device__ constexpr int plan_shared_bytes(int batch, int parts) { return 4 * (3 * (batch + 1) + 4 * (parts + 2)); }
+// Shared memory, int32: committed, line_begin, first_piece and first_cut [B+1]; cut_request, cut_tile, cuts_before and
+// cut_part [parts+2]. Behind launch.plan_shared_bytes.
+__host__ __device__ constexpr int plan_shared_bytes(int batch, int parts) { return 4 * (4 * (batch + 1) + 4 * (parts + 2)); }
 
-__device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
+__device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int32_t* shared) {
   const int batch = p.batch, parts = p.parts, thread = threadIdx.x;
   int32_t* line_begin = shared;
   int32_t* first_piece = line_begin + batch + 1;
@@ -94,7 +97,10 @@ __device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
   int32_t* cuts_before = cut_tile + parts + 2;   // effective cuts before the part
   int32_t* cut_part = cuts_before + parts + 2;   // part of the nth effective cut
 
-  prefix_sum(line_begin, batch, [&](int r) { return held_tiles(p.committed[r], p.tree_tokens) + kRequestOverheadTiles; });
+  for (int r = thread; r < batch; r += kPlanThreads)
+    line_begin[r] = held_tiles(committed[r], p.tree_tokens) + kRequestOverheadTiles;
+  __syncthreads();
+  prefix_sum(line_begin, batch);
   const int32_t total = line_begin[batch] - kRequestOverheadTiles;
   const int32_t share = max(kMinPartTiles, (total + parts - 1) / parts);
 
@@ -103,8 +109,8 @@ __device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
     int tile = 0;
     if (request < batch) {
       tile = i * share - line_begin[request];
-      if (tile >= held_tiles(p.committed[request], p.tree_tokens)) request += 1, tile = 0;
-      else tile = min(tile, p.committed[request] / kTileTokens);
+      if (tile >= held_tiles(committed[request], p.tree_tokens)) request += 1, tile = 0;
+      else tile = min(tile, committed[request] / kTileTokens);
     }
     cut_request[i] = request;
     cut_tile[i] = tile;
@@ -114,21 +120,24 @@ __device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
     return 0 < i && i < parts && cut_tile[i] > 0 &&
            (cut_request[i] != cut_request[i - 1] || cut_tile[i] != cut_tile[i - 1]);
   };
-  prefix_sum(cuts_before, parts + 1, effective);
+  for (int i = thread; i <= parts; i += kPlanThreads) cuts_before[i] = effective(i);
+  __syncthreads();
+  prefix_sum(cuts_before, parts + 1);
   for (int i = thread; i < parts; i += kPlanThreads)
     if (effective(i)) cut_part[cuts_before[i]] = i;
   for (int r = thread; r <= batch; r += kPlanThreads)
     first_cut[r] = cuts_before[lower_bound(cut_request, parts + 1, r)];
   __syncthreads();
-  prefix_sum(first_piece, batch, [&](int r) {
-    return (p.committed[r] != kOverlong) + first_cut[r + 1] - first_cut[r];
-  });
+  for (int r = thread; r < batch; r += kPlanThreads)
+    first_piece[r] = (committed[r] != kOverlong) + first_cut[r + 1] - first_cut[r];
+  __syncthreads();
+  prefix_sum(first_piece, batch);
 
   for (int r = thread; r <= batch; r += kPlanThreads) {
     p.request_ptr[r] = first_piece[r];
-    if (r == batch || p.committed[r] == kOverlong) continue;
+    if (r == batch || committed[r] == kOverlong) continue;
     const bool whole = first_cut[r] == first_cut[r + 1];
-    const int end = whole ? p.committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] * kTileTokens;
+    const int end = whole ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] * kTileTokens;
     p.pieces[first_piece[r]] = Piece{r, 0, end, whole ? kDirect : 2 * first_cut[r]};
   }
   for (int i = thread; i <= parts; i += kPlanThreads) {
@@ -136,17 +145,18 @@ __device__ void plan_balanced(const PlanParams& p, int32_t* shared) {
     p.part_ptr[i] = at;
     if (!effective(i)) continue;
     const bool last = first_cut[r] + nth + 1 == first_cut[r + 1];
-    const int end = last ? p.committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] * kTileTokens;
+    const int end = last ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] * kTileTokens;
     p.pieces[at] = Piece{r, cut_tile[i] * kTileTokens, end, 2 * cuts_before[i] + 1};
   }
 }
 
 __device__ __forceinline__ void plan(const PlanParams& p) {
   extern __shared__ int32_t plan_shared[];
-  for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) p.committed[r] = committed_tokens(p, r);
+  int32_t* committed = plan_shared;
+  for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) p.committed[r] = committed[r] = committed_tokens(p, r);
   __syncthreads();
-  if (p.split_tokens) plan_fixed(p, plan_shared);
-  else plan_balanced(p, plan_shared);
+  if (p.split_tokens) plan_fixed(p, committed, committed + p.batch + 1);
+  else plan_balanced(p, committed, committed + p.batch + 1);
 }
 
 }  // namespace treemla

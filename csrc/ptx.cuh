@@ -46,9 +46,20 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// L2 policy of bytes that are not read again soon.
+__device__ __forceinline__ uint64_t evict_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 // Asynchronous 16-byte copy; where `valid` is false the target becomes zero and the source is not read.
 __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copy_16_bytes(uint32_t shared, const void* global, bool valid, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+               ::"r"(shared), "l"(global), "r"(valid ? 16 : 0), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -86,6 +97,20 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 template <int id, int threads>
 __device__ __forceinline__ void named_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(id), "n"(threads) : "memory");
+}
+
+// The same, and whether any of the threads says yes.
+template <int id, int threads>
+__device__ __forceinline__ bool vote_any(bool yes) {
+  int any;
+  asm volatile(
+      "{\n"
+      ".reg .pred mine, one;\n"
+      "setp.ne.s32 mine, %1, 0;\n"
+      "bar.red.or.pred one, %2, %3, mine;\n"
+      "selp.s32 %0, 1, 0, one;\n"
+      "}" : "=r"(any) : "r"(int(yes)), "n"(id), "n"(threads) : "memory");
+  return any;
 }
 
 // Hands registers of this warpgroup back to the pool, or takes more. Every warp of the group executes it.

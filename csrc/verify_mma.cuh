@@ -53,23 +53,25 @@ struct MmaProducer {
     const int tiles = tiles_of(piece, kTileTokens);
     const SlotReader slots(p, piece);
     // Lane l: slot of tile `tile` + l / 8, this warp's row l % 8 of it: rows 4 warp .. + 3 and 16 + 4 warp .. + 3.
-    auto batch_of = [&](int tile) {
+    auto slots_of = [&](int tile) {
       return slots.load((tile + lane / 8) * kTileTokens + (lane & 4) * 4 + 4 * warp + (lane & 3));
     };
-    int batch = batch_of(0), next = batch_of(kSlotBatchTiles);
-    for (int tile = 0; tile < tiles; ++tile, at.advance()) {
-      barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
+    int next = slots_of(0);
+#pragma unroll 1
+    for (int first = 0; first < tiles; first += kSlotBatchTiles) {
+      const int held = arrived(next), here = min(kSlotBatchTiles, tiles - first);
+      next = slots_of(first + kSlotBatchTiles);
+#pragma unroll 1
+      for (int tile = 0; tile < here; ++tile, at.advance()) {
+        barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const SourceRow row(p, __shfl_sync(0xffffffffu, batch, tile % kSlotBatchTiles * 8 + half * 4 + lane / 8));
-        const uint32_t to = base + at.stage * kStageBytes + (16 * half + 4 * warp + lane / 8) * kKvRowBytes;
+        for (int half = 0; half < 2; ++half) {
+          const SourceRow row(p, __shfl_sync(0xffffffffu, held, tile * 8 + half * 4 + lane / 8));
+          const uint32_t to = base + at.stage * kStageBytes + (16 * half + 4 * warp + lane / 8) * kKvRowBytes;
 #pragma unroll
-        for (int i = 0; i < kChunksAThread; ++i) row.copy(to + (8 * i + lane % 8) * 16, (8 * i + lane % 8) * 16);
-      }
-      arrive_after_copies(base + Layout::kFull + 8 * at.stage);
-      if (tile % kSlotBatchTiles == kSlotBatchTiles - 1) {
-        batch = next;
-        next = batch_of(tile + 1 + kSlotBatchTiles);
+          for (int i = 0; i < kChunksAThread; ++i) row.copy(to + (8 * i + lane % 8) * 16, (8 * i + lane % 8) * 16);
+        }
+        arrive_after_copies(base + Layout::kFull + 8 * at.stage);
       }
     }
   }
@@ -302,6 +304,12 @@ struct MmaConsumer {
     }
     consumers();  // the final factors are complete
     const BlockOutput to(p, piece, kRows);
+    if (piece.slot == kDirect) store([&](int row, int dim, float x, float y) { to.store_out(row, dim, x, y); });
+    else store([&](int row, int dim, float x, float y) { to.store_partial(row, dim, x, y); });
+  }
+
+  template <class Store>
+  __device__ void store(Store to) const {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const int row = 8 * n + 2 * pair;
@@ -310,7 +318,7 @@ struct MmaConsumer {
       for (int m = 0; m < 4; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          to.store(row, warp * 64 + m * 16 + half * 8 + group, o[m][n][2 * half] * factor.x, o[m][n][2 * half + 1] * factor.y);
+          to(row, warp * 64 + m * 16 + half * 8 + group, o[m][n][2 * half] * factor.x, o[m][n][2 * half + 1] * factor.y);
     }
   }
 };
@@ -318,23 +326,24 @@ struct MmaConsumer {
 template <int kRowTiles>
 __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   using Layout = MmaLayout<kRowTiles * kRowTile>;
-  allow_dependents();
   extern __shared__ __align__(1024) char shared[];
   if (threadIdx.x < kStages) {
     barrier_init(shared_address(shared) + Layout::kFull + 8 * threadIdx.x, 32 * kProducers);
     barrier_init(shared_address(shared) + Layout::kEmpty + 8 * threadIdx.x, 32 * kWarps);
   }
   __syncthreads();
-  const int end = p.part_ptr[blockIdx.y + 1];
+  wait_for_dependency();
+  allow_dependents();
+  const PartPieces pieces(p);
   if (threadIdx.x >= 32 * kWarps) {
     release_registers<kProducerRegisters>();
     MmaProducer<Layout> producer{p, shared_address(shared)};
-    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) producer.run(p.pieces[i]);
+    for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else {
     claim_registers<kConsumerRegisters>();
     MmaConsumer<kRowTiles> consumer(p, shared);
-    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) consumer.run(p.pieces[i]);
+    for (int i = pieces.begin; i < pieces.end; ++i) consumer.run(pieces.at(i));
   }
 }
 

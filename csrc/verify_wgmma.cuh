@@ -30,15 +30,17 @@ constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
 
+constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base 2
+
 // Registers a thread: together what the launch takes, 128 each; a claim beyond it would wait forever.
-constexpr int kCopyRegisters = 48, kScorerRegisters = 112, kAccumulatorRegisters = 176;
+constexpr int kCopyRegisters = 40, kScorerRegisters = 120, kAccumulatorRegisters = 176;
 static_assert(kCopyRegisters + kScorerRegisters + kAccumulators * kAccumulatorRegisters <= 4 * launch_registers(kWgThreads));
 
 template <int kRowsOfBlock>
 struct WgLayout {
   static constexpr int kRows = kRowsOfBlock;
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
-  static constexpr int kSideBytes = (kBoxes + 2) * kRowBytes + 2 * kRows * 4 + 8 * kRows * 4 + kRows * 8 + 8 * (2 * kMaxRingBoxes + 4);
+  static constexpr int kSideBytes = (kBoxes + 2) * kRowBytes + 2 * kRows * 4 + 8 * kRows * 4 + kRows * 8 + 8 * (2 * kMaxRingBoxes + 5);
   static constexpr int kFit = (232448 - kSideBytes) / kBoxBytes;
   static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
   static constexpr int kQuery = kRing * kBoxBytes;                // [kBoxes][kRows][128 bytes]
@@ -50,7 +52,8 @@ struct WgLayout {
   static constexpr int kEmpty = kFull + 8 * kMaxRingBoxes;
   static constexpr int kReady = kEmpty + 8 * kMaxRingBoxes;
   static constexpr int kSpent = kReady + 16;
-  static constexpr int kBytes = kSpent + 16;
+  static constexpr int kMoved = kSpent + 16;  // int [2]: the tile's factors are not all 1
+  static constexpr int kBytes = kMoved + 8;
   static_assert(kBytes == kRing * kBoxBytes + kSideBytes && kRing > kBoxes);
 };
 
@@ -69,28 +72,27 @@ struct WgProducer {
     const int tiles = tiles_of(piece, kWgTileTokens);
     const SlotReader slots(p, piece);
     // Lane l: slot of tile `tile` + l / 16, this warp's row l % 16 of it.
-    auto batch_of = [&](int tile) {
+    auto slots_of = [&](int tile) {
       return slots.load((tile + lane / 16) * kWgTileTokens + lane / 4 % 4 * 16 + 4 * warp + lane % 4);
     };
-    int batch = batch_of(0), next = batch_of(2);
+    int next = slots_of(0);
 #pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int first = tile % 2 * 16 + lane / 8;
-      const SourceRow rows[kRowsEach] = {
-          {p, __shfl_sync(0xffffffffu, batch, first)},
-          {p, __shfl_sync(0xffffffffu, batch, first + 4)},
-          {p, __shfl_sync(0xffffffffu, batch, first + 8)},
-          {p, __shfl_sync(0xffffffffu, batch, first + 12)},
-      };
-      copy_tile(rows);
-      if (tile % 2) {
-        batch = next;
-        next = batch_of(tile + 3);
-      }
+    for (int tile = 0; tile < tiles; tile += 2) {
+      const int held = arrived(next);
+      next = slots_of(tile + 2);
+#pragma unroll 1
+      for (int half = 0; half < min(2, tiles - tile); ++half) copy_tile(held, 16 * half);
     }
   }
 
-  __device__ void copy_tile(const SourceRow (&rows)[kRowsEach]) {
+  // first: lane that holds the slot of the warp's first row.
+  __device__ void copy_tile(int held, int first) {
+    const SourceRow rows[kRowsEach] = {
+        {p, __shfl_sync(0xffffffffu, held, first + lane / 8)},
+        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 4)},
+        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 8)},
+        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 12)},
+    };
     const int row = 4 * warp + lane / 8;
 #pragma unroll 1
     for (int box = 0; box < kBoxes; ++box, at.advance()) {
@@ -119,9 +121,10 @@ struct Scorer {
   RingPosition<2> buffer;
 
   int request, committed, kv_begin, kv_end;
-  float row_max[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
+  float reference[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
 
   __device__ void together() const { named_barrier<2, 128>(); }
+  __device__ int* moved() const { return reinterpret_cast<int*>(shared + Layout::kMoved) + buffer.stage; }
 
   __device__ void load_query() {
     for (int row = thread / 8; row < kRows; row += 16) {
@@ -167,12 +170,32 @@ struct Scorer {
     if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage);
   }
 
+  // Probabilities of a tile. They are relative to `reference`, which follows a row's maximum only where that rises by
+  // more than kHeadroom: a common tile then needs one vote of the warpgroup and neither a reduction over lanes and warps
+  // nor a rescale of the outputs. Float32 sums and bf16 probabilities lose nothing by a scale of up to 2^kHeadroom.
   __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
-#pragma unroll
-    for (int i = 0; i < 4 * kRowTiles; ++i) s[i] *= p.score_scale;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
+    float most = -INFINITY;  // of all rows, above their reference
+#pragma unroll
+    for (int j = 0; j < 2 * kRowTiles; ++j)
+      most = fmaxf(most, fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]));
+    const bool rises = vote_any<2, 128>(most > kHeadroom);
+    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
+    if (rises) raise_reference(s);
+    if (thread == 0) *moved() = rises;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(fmaf(s[4 * n + c], p.score_scale, -reference[2 * n + c % 2]));
+      row_sum[2 * n] += s[4 * n] + s[4 * n + 2];
+      row_sum[2 * n + 1] += s[4 * n + 1] + s[4 * n + 3];
+    }
+    store_probs(s);
+  }
 
+  // The reference becomes the maximum so far; the factors that this asks of older values go to the accumulators.
+  __device__ void raise_reference(const float (&s)[4 * kRowTiles]) {
     float* warp_max = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
@@ -185,26 +208,23 @@ struct Scorer {
       if (group == 0) *reinterpret_cast<float2*>(warp_max + warp * kRows + 8 * n) = most;
     }
     together();
-    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
     float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      float2 seen = make_float2(row_max[2 * n], row_max[2 * n + 1]);
+      float2 seen = make_float2(-INFINITY, -INFINITY);
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         const float2 other = *reinterpret_cast<const float2*>(warp_max + w * kRows + 8 * n);
         seen = make_float2(fmaxf(seen.x, other.x), fmaxf(seen.y, other.y));
       }
-      const float2 factor = make_float2(exp2_approx(row_max[2 * n] - seen.x), exp2_approx(row_max[2 * n + 1] - seen.y));
+      seen = make_float2(fmaxf(reference[2 * n], seen.x * p.score_scale), fmaxf(reference[2 * n + 1], seen.y * p.score_scale));
+      const float2 factor = make_float2(exp2_approx(reference[2 * n] - seen.x), exp2_approx(reference[2 * n + 1] - seen.y));
       if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale + 8 * n) = factor;
-#pragma unroll
-      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(s[4 * n + c] - (c % 2 ? seen.y : seen.x));
-      row_sum[2 * n] = row_sum[2 * n] * factor.x + (s[4 * n] + s[4 * n + 2]);
-      row_sum[2 * n + 1] = row_sum[2 * n + 1] * factor.y + (s[4 * n + 1] + s[4 * n + 3]);
-      row_max[2 * n] = seen.x;
-      row_max[2 * n + 1] = seen.y;
+      row_sum[2 * n] *= factor.x;
+      row_sum[2 * n + 1] *= factor.y;
+      reference[2 * n] = seen.x;
+      reference[2 * n + 1] = seen.y;
     }
-    store_probs(s);
   }
 
   // Of tokens `token` and `token` + 8.
@@ -257,7 +277,7 @@ struct Scorer {
     committed = p.committed[request];
     load_query();
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j) row_max[j] = kLowestScore, row_sum[j] = 0.f;
+    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = kLowestScore, row_sum[j] = 0.f;
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) {
       float s[4 * kRowTiles];
@@ -270,31 +290,30 @@ struct Scorer {
     finish(piece.slot);
   }
 
+  // Thread r closes row r. The reference passes to it where the row's final factor then stands.
   __device__ void finish(int partial_slot) {
     const int rows = p.tree_tokens * p.heads;
-    float* warp_sum = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows + 2 * pair;
+    float* warp_sum = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows;
+    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows;
 #pragma unroll
     for (int j = 0; j < 2 * kRowTiles; ++j)
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
+    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
     if (group == 0)
 #pragma unroll
-      for (int n = 0; n < kRowTiles; ++n)
-        *reinterpret_cast<float2*>(warp_sum + warp * kRows + 8 * n) = make_float2(row_sum[2 * n], row_sum[2 * n + 1]);
-    together();
-    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
-    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows;
-    if (warp == 0 && group == 0) {
-#pragma unroll
-      for (int j = 0; j < 2 * kRowTiles; ++j) {
-        const int row = j / 2 * 8 + j % 2 + 2 * pair;
-        float sum = 0.f;
-        for (int w = 0; w < 4; ++w) sum += warp_sum[w * kRows + j / 2 * 8 + j % 2];
-        const float lse = sum == 0.f ? -INFINITY : row_max[j] + log2f(sum);
-        scale[row] = sum == 0.f ? 0.f : p.v_scale / sum;
-        if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + row] = lse;
-        else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
+      for (int n = 0; n < kRowTiles; ++n) {
+        const int row = 8 * n + 2 * pair;
+        *reinterpret_cast<float2*>(warp_sum + warp * kRows + row) = make_float2(row_sum[2 * n], row_sum[2 * n + 1]);
+        if (warp == 0) *reinterpret_cast<float2*>(scale + row) = make_float2(reference[2 * n], reference[2 * n + 1]);
       }
+    together();
+    if (thread < kRows) {
+      const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
+      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
+      scale[thread] = sum == 0.f ? 0.f : p.v_scale / sum;
+      if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + thread] = lse;
+      else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;
     }
     hand_over();
   }
@@ -321,10 +340,7 @@ struct Accumulator {
   }
 
   __device__ void rescale() {
-    bool moved = false;
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) moved |= factor_of(n).x != 1.f || factor_of(n).y != 1.f;
-    if (!__any_sync(0xffffffffu, moved)) return;
+    if (!reinterpret_cast<const int*>(shared + Layout::kMoved)[buffer.stage]) return;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const float2 factor = factor_of(n);
@@ -334,6 +350,9 @@ struct Accumulator {
         for (int c = 0; c < 4; ++c) o[m][4 * n + c] *= c % 2 ? factor.y : factor.x;
     }
   }
+
+  // The accumulators take latent boxes in turns: the first two, whose places the next tile waits for, are done together.
+  __device__ int latent_box(int m) const { return kAccumulators * m + which; }
 
   __device__ int stage_of(int box) const {
     return first_stage + box < Layout::kRing ? first_stage + box : first_stage + box - Layout::kRing;
@@ -346,7 +365,7 @@ struct Accumulator {
     const uint64_t b = operand(base + Layout::kProbs + buffer.stage * Layout::kRowBytes);
 #pragma unroll
     for (int m = 0; m < kBlocksEach; ++m) {
-      const uint64_t a = operand(base + stage_of(1 + which * kBlocksEach + m) * kBoxBytes);
+      const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes);
 #pragma unroll
       for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
       wgmma_commit();
@@ -364,7 +383,18 @@ struct Accumulator {
   template <int pending>
   __device__ void release(int m) {
     wgmma_wait<pending>();
-    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage_of(1 + which * kBlocksEach + m));
+    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage_of(1 + latent_box(m)));
+  }
+
+  template <class Store>
+  __device__ void store(Store to) const {
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n)
+#pragma unroll
+      for (int m = 0; m < kBlocksEach; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          to(8 * n + 2 * pair, latent_box(m) * 64 + 16 * warp + 8 * half + group, o[m][4 * n + 2 * half], o[m][4 * n + 2 * half + 1]);
   }
 
   __device__ void run(const Piece piece) {
@@ -376,18 +406,18 @@ struct Accumulator {
     for (int tile = 0; tile < tiles; ++tile) accumulate();
 
     barrier_wait(base + Layout::kReady + 8 * buffer.stage, buffer.parity);
-    const BlockOutput to(p, piece, kRows);
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const float2 factor = factor_of(n);
 #pragma unroll
       for (int m = 0; m < kBlocksEach; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int dim = (which * kBlocksEach + m) * 64 + 16 * warp + 8 * half + group;
-          to.store(8 * n + 2 * pair, dim, o[m][4 * n + 2 * half] * factor.x, o[m][4 * n + 2 * half + 1] * factor.y);
-        }
+        for (int c = 0; c < 4; ++c) o[m][4 * n + c] *= c % 2 ? factor.y : factor.x;
     }
+    // By the destination outside and not in each store: half the instructions, of which a short piece runs each once.
+    const BlockOutput to(p, piece, kRows);
+    if (piece.slot == kDirect) store([&](int row, int dim, float x, float y) { to.store_out(row, dim, x, y); });
+    else store([&](int row, int dim, float x, float y) { to.store_partial(row, dim, x, y); });
     __syncwarp();
     if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
     buffer.advance();
@@ -397,7 +427,6 @@ struct Accumulator {
 template <int kRowTiles>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
   using Layout = WgLayout<kRowTiles * kRowTile>;
-  allow_dependents();
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x < Layout::kRing) {
@@ -408,20 +437,23 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
     barrier_init(base + Layout::kSpent + 8 * (threadIdx.x - 64), 4 * kAccumulators);
   }
   __syncthreads();
-  const int end = p.part_ptr[blockIdx.y + 1], warpgroup = threadIdx.x / 128;
+  wait_for_dependency();
+  allow_dependents();
+  const PartPieces pieces(p);
+  const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
     WgProducer<Layout> producer{p, base};
-    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) producer.run(p.pieces[i]);
+    for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
     Scorer<kRowTiles> scorer{p, shared, base};
-    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) scorer.run(p.pieces[i]);
+    for (int i = pieces.begin; i < pieces.end; ++i) scorer.run(pieces.at(i));
   } else {
     claim_registers<kAccumulatorRegisters>();
     Accumulator<kRowTiles> accumulator{p, shared, base};
-    for (int i = p.part_ptr[blockIdx.y]; i < end; ++i) accumulator.run(p.pieces[i]);
+    for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(pieces.at(i));
   }
 }
 

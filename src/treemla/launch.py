@@ -16,7 +16,7 @@ from treemla.problem import Slots, SlotTable
 if TYPE_CHECKING:
     from treemla.plan import VerifyPlan
 
-PLAN_THREADS = 1024
+PLAN_THREADS = 256
 PACK_THREADS = 256
 COMBINE_WARPS = 8
 COMBINE_UNIT_DIMS = 128
@@ -96,7 +96,7 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
 
 def plan_shared_bytes(batch: int, parts: int) -> int:
     """Dynamic shared memory of the planner (csrc/plan.cuh lists the arrays)."""
-    return 4 * (3 * (batch + 1) + 4 * (parts + 2))
+    return 4 * (4 * (batch + 1) + 4 * (parts + 2))
 
 
 PLAN_SHARED_LIMIT_BYTES = plan_shared_bytes(tiles.MAX_BATCH, tiles.MAX_PARTS)
@@ -170,7 +170,8 @@ def verify(
     )
     path, rows = plan.path, plan.block_rows
     grid: tuple[int, ...] = (plan.blocks, plan.parts)
-    _launch(path.kernel_name(rows), plan.device, grid, path.threads, path.shared_memory_bytes(rows), args)
+    verify_shared_bytes = path.shared_memory_bytes(rows)
+    _launch(path.kernel_name(rows), plan.device, grid, path.threads, verify_shared_bytes, args, overlaps_previous=True)
     unit_warps = combine_unit_warps(plan, slots.batch)
     units = slots.batch * shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
     extents = [ctypes.c_int32(x) for x in (slots.batch, plan.blocks * plan.block_rows, unit_warps)]

@@ -52,7 +52,7 @@ def _mma_shared_bytes(rows: int) -> int:
 def _wgmma_shared_bytes(rows: int) -> int:
     """Q and two buffers of probabilities in 128-byte rows, factors, statistics, tree words, barriers; then as many
     8 KB boxes of KV as fit; there are barriers for 27, three tiles."""
-    beside = (9 + 2) * 128 * rows + (2 + 8) * 4 * rows + 8 * rows + 8 * (2 * 27 + 4)
+    beside = (9 + 2) * 128 * rows + (2 + 8) * 4 * rows + 8 * rows + 8 * (2 * 27 + 5)
     return min(27, (SM_90_SHARED_BYTES - beside) // 8192) * 8192 + beside
 
 
