@@ -1,38 +1,21 @@
 // Merges the partials of a request that was cut into several pieces.
 //
-// A *unit* is 128 dims of one query row of one request, so that even one request with few rows spreads over the GPU.
-// `unit_warps` warps of a CTA share a unit: warp w takes pieces w, w + unit_warps, ... in order, four dims a lane, with
-// weights relative to its own largest lse; then the warps merge in order. The order never depends on timing, so equal
-// inputs give equal bits. Grid: x = units, 8 / unit_warps a CTA.
+// A *unit* is half of one query row of one request: 32 chunks, one a lane. `unit_warps` warps of a CTA share a unit:
+// warp w takes pieces w, w + unit_warps, ... in order, with weights relative to its own largest lse; then the CTA's
+// threads, two dims each, add up the warps in order. The order never depends on timing, so equal inputs give equal bits.
+// Grid: x = units of a request, kCombineWarps / unit_warps a CTA; y = requests.
 #pragma once
 #include "work.cuh"
 
 namespace treemla {
 
-constexpr int kCombineWarps = 8;
+constexpr int kCombineWarps = 16;
 constexpr int kCombineThreads = 32 * kCombineWarps;
-constexpr int kCombineDims = 128;
+constexpr int kUnitsARow = 2;
+constexpr int kUnitDims = kLatentDim / kUnitsARow;
 constexpr int kRowsAtOnce = 9;              // partials that a warp has in flight
 constexpr int kHeldRows = 3 * kRowsAtOnce;  // that its lanes know
-constexpr int kUnitsARow = kLatentDim / kCombineDims;
-
-struct MergedPieces {
-  float4 sum = {0.f, 0.f, 0.f, 0.f};  // of weight * partial
-  float weight = 0.f;
-  float most = -INFINITY;  // base-2 lse that the weights are relative to
-
-  __device__ void scale_to(float reference) {
-    const float factor = most == -INFINITY ? 0.f : exp2_approx(most - reference);
-    sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor, weight *= factor;
-    most = reference;
-  }
-  __device__ void add(float w, float4 o) {
-    sum.x += w * o.x, sum.y += w * o.y, sum.z += w * o.z, sum.w += w * o.w, weight += w;
-  }
-  __device__ void add(const MergedPieces& o) {
-    sum.x += o.sum.x, sum.y += o.sum.y, sum.z += o.sum.z, sum.w += o.sum.w, weight += o.weight;
-  }
-};
+constexpr int kSumStride = 48;              // floats; 16 mod 32: a warp's reads of two meet no bank twice
 
 // Rows of the workspace with the partials of one query row that a warp merges: of pieces first, first + stride, ... below
 // count. Lane l < kHeldRows knows the l-th of them.
@@ -46,16 +29,41 @@ struct PartialRows {
   }
 };
 
-__device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, PartialRows rows, int row, int dim) {
+struct MergedPieces {
+  float sum[8] = {};       // of weight * partial, in a chunk's order
+  float weight = 0.f;
+  float most = -INFINITY;  // base-2 lse that the weights are relative to
+
+  __device__ void scale_to(float reference) {
+    const float factor = most == -INFINITY ? 0.f : exp2_approx(most - reference);
+#pragma unroll
+    for (float& x : sum) x *= factor;
+    weight *= factor;
+    most = reference;
+  }
+  __device__ void add(float w, uint4 chunk) {
+    const uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      sum[2 * m] = fmaf(w, __uint_as_float(pairs[m] << 16), sum[2 * m]);
+      sum[2 * m + 1] = fmaf(w, __uint_as_float(pairs[m] & 0xffff0000u), sum[2 * m + 1]);
+    }
+    weight += w;
+  }
+};
+
+// chunk: of the lane. row: rows.load().
+__device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, PartialRows rows, int row, int chunk) {
+  const uint4* chunks = reinterpret_cast<const uint4*>(p.partial_out) + chunk;
   MergedPieces merged;
   for (; rows.first < rows.count; rows.first += kHeldRows * rows.stride, row = rows.load()) {
     const int here = min(kHeldRows, (rows.count - rows.first + rows.stride - 1) / rows.stride);
-    float4 partial[kRowsAtOnce];
+    uint4 partial[kRowsAtOnce];
     auto read = [&](int first) {  // behind the last row the last once more: a branch would order the loads
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        const int64_t from = __shfl_sync(0xffffffffu, row, min(first + i, here - 1));
-        partial[i] = *reinterpret_cast<const float4*>(p.partial_out + from * kLatentDim + dim);
+        const int from = __shfl_sync(0xffffffffu, row, min(first + i, here - 1));
+        partial[i] = chunks[int64_t(from) * kRowChunks];
       }
     };
     read(0);  // before the weights are known: one latency for both
@@ -77,44 +85,53 @@ __device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, Part
   return merged;
 }
 
-__device__ __forceinline__ void combine(const VerifyParams& p, int batch, int slot_rows, int unit_warps) {
-  __shared__ MergedPieces shared[kCombineWarps][32];
+__device__ __forceinline__ void combine(const VerifyParams& p, int slot_rows, int unit_warps) {
+  __shared__ __align__(8) float sums[kCombineWarps][8 * kSumStride];
+  __shared__ float weights[kCombineWarps], mosts[kCombineWarps];
   allow_dependents();
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = p.tree_tokens * p.heads;
-  const int nth = warp % unit_warps, unit = blockIdx.x * (kCombineWarps / unit_warps) + warp / unit_warps;
-  const int dim = unit % kUnitsARow * kCombineDims + 4 * lane, out_row = unit / kUnitsARow, request = out_row / rows;
+  const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, request = blockIdx.y;
+  const int units = kCombineWarps / unit_warps, first_unit = blockIdx.x * units;
+  const int rows = p.tree_tokens * p.heads, request_units = rows * kUnitsARow;
   // The plan was complete before the verify kernel let this one start; the partials are so after the wait.
-  int pieces = 0, begin = 0, committed = 0;
-  if (request < batch) {
-    begin = p.request_ptr[request];
-    pieces = p.request_ptr[request + 1] - begin;
-    committed = p.committed[request];
-  }
-  const PartialRows mine_of{p.pieces + begin, nth, unit_warps, pieces > 1 ? pieces : 0, slot_rows, out_row % rows};
-  const int row = mine_of.load();
+  const int begin = uniform(p.request_ptr[request]), count = uniform(p.request_ptr[request + 1]) - begin;
+  const int unit = first_unit + warp / unit_warps;
+  const PartialRows mine{p.pieces + begin, warp % unit_warps, unit_warps, unit < request_units ? count : 0,
+                         slot_rows, unit / kUnitsARow};
+  const int first_row = mine.load();
   wait_for_dependency();
-  MergedPieces mine = merge_pieces(p, mine_of, row, dim);
-  shared[warp][lane] = mine;
-  __syncthreads();
-  // One piece wrote the output itself; none is a request that the plan refused.
-  if (nth || request >= batch || pieces == 1) return;
-
-  float most = mine.most;
-#pragma unroll 1
-  for (int w = 1; w < unit_warps; ++w) most = fmaxf(most, shared[warp + w][lane].most);
-  mine.scale_to(most);
-#pragma unroll 1
-  for (int w = 1; w < unit_warps; ++w) {
-    MergedPieces other = shared[warp + w][lane];
-    other.scale_to(most);
-    mine.add(other);
+  if (count == 1) return;  // the piece wrote the output itself
+  {
+    const MergedPieces merged = merge_pieces(p, mine, first_row, unit % kUnitsARow * 32 + lane);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sums[warp][e * kSumStride + lane] = merged.sum[e];
+    if (lane == 0) weights[warp] = merged.weight, mosts[warp] = merged.most;
   }
-  const bool refused = committed == kOverlong, blind = mine.weight == 0.f;
-  const float factor = refused ? NAN : blind ? 0.f : 1.f / mine.weight;
-  auto* out = reinterpret_cast<__nv_bfloat162*>(p.out + int64_t(out_row) * kLatentDim + dim);
-  out[0] = __floats2bfloat162_rn(mine.sum.x * factor, mine.sum.y * factor);
-  out[1] = __floats2bfloat162_rn(mine.sum.z * factor, mine.sum.w * factor);
-  if (dim == 0) p.lse[out_row] = refused ? NAN : blind ? -INFINITY : (most + log2f(mine.weight)) * kLn2;
+  __syncthreads();
+  // A warp writes 64 dims: m of a unit's four blocks, two dims a lane.
+  for (int i = warp; i < 4 * units; i += kCombineWarps) {
+    const int w0 = i / 4 * unit_warps, m = i % 4, done = first_unit + i / 4;
+    if (done >= request_units) break;
+    // Lane w: factor of warp w0 + w.
+    const float own = lane < unit_warps ? mosts[w0 + lane] : -INFINITY, most = warp_max(own);
+    const float factor = own == -INFINITY ? 0.f : exp2_approx(own - most);
+    const float weight = warp_sum(lane < unit_warps ? factor * weights[w0 + lane] : 0.f);
+    const int x = 2 * lane;  // dim % 64: 16 * (warp % 4) + 8 * half + group, as dim_of has it
+    const float* from = &sums[w0][(2 * m + x / 8 % 2) * kSumStride + x / 16 * 8 + x % 8];
+    float2 sum = {0.f, 0.f};
+#pragma unroll 4
+    for (int w = 0; w < unit_warps; ++w) {
+      const float f = __shfl_sync(0xffffffffu, factor, w);
+      const float2 term = *reinterpret_cast<const float2*>(from + w * 8 * kSumStride);
+      sum.x = fmaf(f, term.x, sum.x);
+      sum.y = fmaf(f, term.y, sum.y);
+    }
+    const bool refused = count == 0, blind = weight == 0.f;
+    const float scale = refused ? NAN : blind ? 0.f : __frcp_rn(weight);
+    const int64_t row = int64_t(request) * rows + done / kUnitsARow;
+    const int dim = dim_of(done % kUnitsARow * 4, m, 0, 0) + x;
+    *reinterpret_cast<__nv_bfloat162*>(p.out + row * kLatentDim + dim) = __floats2bfloat162_rn(sum.x * scale, sum.y * scale);
+    if (dim == 0) p.lse[row] = refused ? NAN : blind ? -INFINITY : (most + log2f(weight)) * kLn2;
+  }
 }
 
 }  // namespace treemla

@@ -10,6 +10,7 @@ constexpr int kLatentDim = 512;
 constexpr int kRopeDim = 64;
 constexpr int kHeadDim = kLatentDim + kRopeDim;
 constexpr int kRowTile = 8;      // query rows of one mma column tile
+constexpr int kMaxTreeTokens = 64;
 constexpr int kTileTokens = 32;  // pieces are cut at multiples of it
 
 // The mma.sync path's CTA.
@@ -25,7 +26,7 @@ constexpr int kScoreStride = kTileTokens + 4;   // floats; 2 * stride = 8 mod 32
 constexpr int kProbStride = kTileTokens + 8;    // bf16; 5 * 16 bytes: conflict-free ldmatrix
 
 constexpr int kMinPartTiles = 2;
-constexpr int kRequestOverheadTiles = 2;
+constexpr int kRequestOverheadTiles = 6;
 constexpr int kDirect = -1;
 constexpr int kOverlong = -1;
 
@@ -82,7 +83,7 @@ struct VerifyParams {
   const Piece* pieces;
   const int32_t* part_ptr;        // [parts + 1]
   const int32_t* request_ptr;     // [B + 1]
-  float* partial_out;             // [slots, blocks, block_rows, 512], normalised
+  __nv_bfloat16* partial_out;     // [slots, blocks, block_rows, 512], normalised; dims in work.cuh's order
   float* partial_lse;             // [slots, blocks, block_rows], base 2
   __nv_bfloat16* out;             // [B*T, H, 512]
   float* lse;                     // [B*T, H], natural

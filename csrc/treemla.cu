@@ -15,9 +15,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(con
   pack_mask(p);
 }
 
-extern "C" __global__ void __launch_bounds__(kCombineThreads, 3)
-    treemla_combine(const __grid_constant__ VerifyParams p, int batch, int slot_rows, int unit_warps) {
-  combine(p, batch, slot_rows, unit_warps);
+extern "C" __global__ void __launch_bounds__(kCombineThreads, 2)
+    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int unit_warps) {
+  combine(p, slot_rows, unit_warps);
 }
 
 #define TREEMLA_VERIFY_MMA(rows)                                                                                     \

@@ -46,21 +46,23 @@ template <class Layout>
 struct MmaProducer {
   const VerifyParams& p;
   const uint32_t base;  // shared address
+  const int64_t row_of_0 = load_index(p.slots.row, 0, p.slots.row_is_64);
   const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
   RingPosition<kStages> at;
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kTileTokens);
-    const SlotReader slots(p, piece);
-    // Lane l: slot of tile `tile` + l / 8, this warp's row l % 8 of it: rows 4 warp .. + 3 and 16 + 4 warp .. + 3.
-    auto slots_of = [&](int tile) {
-      return slots.load((tile + lane / 8) * kTileTokens + (lane & 4) * 4 + 4 * warp + (lane & 3));
-    };
-    int next = slots_of(0);
+    const SlotReader slots(p, piece, row_of_0);
+    // Lane l: token of tile `tile` + l / 8, this warp's row l % 8 of it: rows 4 warp .. + 3 and 16 + 4 warp .. + 3.
+    auto token_of = [&](int tile) { return (tile + lane / 8) * kTileTokens + (lane & 4) * 4 + 4 * warp + (lane & 3); };
+    int next = slots.load(token_of(0));
+    const Visible visible(p, piece.request);
 #pragma unroll 1
     for (int first = 0; first < tiles; first += kSlotBatchTiles) {
-      const int held = arrived(next), here = min(kSlotBatchTiles, tiles - first);
-      next = slots_of(first + kSlotBatchTiles);
+      const int here = min(kSlotBatchTiles, tiles - first);
+      int held = arrived(next);
+      next = slots.load(token_of(first + kSlotBatchTiles));
+      if (!visible.has(piece.kv_begin + token_of(first))) held = kNoSlot;
 #pragma unroll 1
       for (int tile = 0; tile < here; ++tile, at.advance()) {
         barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
@@ -241,12 +243,12 @@ struct MmaConsumer {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) ldmatrix_x4(b[n], prob + n * kRowTile * kProbStride * 2);
     const uint32_t value = shared_address(kv + at.stage * kStageBytes) + (lane % 8 + lane / 16 * 8) * kKvRowBytes +
-                           warp * 128 + (lane / 8 & 1) * 16;
+                           dim_of(warp, 0, lane / 8 & 1, 0) * 2;
     uint32_t a[kAhead + 1][4];
-    constexpr int kSteps = kTileTokens / 16 * 4;  // step i: tokens 16 (i / 4) and on, dims 16 (i % 4) and on
+    constexpr int kSteps = kTileTokens / 16 * 4;  // step i: tokens 16 (i / 4) and on, block i % 4 of dims
 #pragma unroll
     for (int i = 0; i < kSteps + kAhead; ++i) {
-      if (i < kSteps) ldmatrix_x4_trans(a[i % (kAhead + 1)], value + i / 4 * 16 * kKvRowBytes + i % 4 * 32);
+      if (i < kSteps) ldmatrix_x4_trans(a[i % (kAhead + 1)], value + i / 4 * 16 * kKvRowBytes + i % 4 * 256);
       if (i < kAhead) continue;
       const int k = (i - kAhead) / 4, m = (i - kAhead) % 4;
 #pragma unroll
@@ -263,7 +265,8 @@ struct MmaConsumer {
     kv_begin = piece.kv_begin;
     kv_end = piece.kv_end;
     committed = p.committed[request];
-    row_word = lane < kRowTiles ? tree_word(p, request, row0 + warp + 8 * lane) : 0;
+    const int token = (row0 + warp + 8 * lane) / p.heads;
+    row_word = lane < kRowTiles && token < p.tree_tokens ? tree_word(p, request, token) : 0;
     load_query();
 #pragma unroll
     for (int m = 0; m < 4; ++m)
@@ -303,22 +306,23 @@ struct MmaConsumer {
       else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
     }
     consumers();  // the final factors are complete
-    const BlockOutput to(p, piece, kRows);
-    if (piece.slot == kDirect) store([&](int row, int dim, float x, float y) { to.store_out(row, dim, x, y); });
-    else store([&](int row, int dim, float x, float y) { to.store_partial(row, dim, x, y); });
+    const BlockOutput to(p, piece, kRows, warp);
+    if (piece.slot == kDirect) store<true>(to);
+    else store<false>(to);
   }
 
-  template <class Store>
-  __device__ void store(Store to) const {
+  template <bool direct>
+  __device__ void store(const BlockOutput& to) const {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      const int row = 8 * n + 2 * pair;
-      const float2 factor = *reinterpret_cast<const float2*>(&scale[row]);
+      const float2 factor = *reinterpret_cast<const float2*>(&scale[8 * n + 2 * pair]);
+      float v[4][4];
 #pragma unroll
       for (int m = 0; m < 4; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          to(row, warp * 64 + m * 16 + half * 8 + group, o[m][n][2 * half] * factor.x, o[m][n][2 * half + 1] * factor.y);
+        for (int c = 0; c < 4; ++c) v[m][c] = o[m][n][c] * (c % 2 ? factor.y : factor.x);
+      if constexpr (direct) to.store_out(n, v);
+      else to.store_partial(n, v);
     }
   }
 };

@@ -9,13 +9,16 @@
 // latent). Boxes go through a ring in this order, so that the rope's place is free as soon as the scores are computed,
 // and the next tile arrives box by box while this one's values are still in use.
 //
+// With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
+//
 // Four warpgroups, each at its own pace:
 //   producer      gathers KV rows, 16 bytes a copy
-//   scorer        scores and softmax of a tile; P and the rescale factors into one of two buffers
+//   scorer        scores and softmax of a tile; P and the rescale factors into shared memory
 //   accumulators  two, 256 dims each: rescale, O += V P
-// full[box]  128 copies' arrivals        empty[box]  4 scorer warps and 4 of the accumulator that reads its values
-// ready[b]   128 scorer threads: P, factors of buffer b       spent[b]    8 accumulator warps have read them
-// After the last tile of a piece one more turn of a buffer hands over the final factors.
+// full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones
+// empty[box] 4 scorer warps and 4 of the accumulator that reads its values
+// ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
+// After the last tile of a piece one more turn of ready and spent hands over the final factors.
 #pragma once
 #include "work.cuh"
 #include "wgmma.cuh"
@@ -25,7 +28,9 @@ namespace treemla {
 constexpr int kBoxBytes = 8192;
 constexpr int kBoxes = 9;             // a tile
 constexpr int kWgTileTokens = 64;
-constexpr int kMaxRingBoxes = 27;     // what there are barriers for; the lowest block fits 26
+constexpr int kMaxRingBoxes = 27;     // what there are barriers for, and what the lowest block fits
+constexpr int kGroupBoxes = 3;        // that the scorer waits for at once
+constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
@@ -40,21 +45,27 @@ template <int kRowsOfBlock>
 struct WgLayout {
   static constexpr int kRows = kRowsOfBlock;
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
-  static constexpr int kSideBytes = (kBoxes + 2) * kRowBytes + 2 * kRows * 4 + 8 * kRows * 4 + kRows * 8 + 8 * (2 * kMaxRingBoxes + 5);
+  // Tree tokens whose rows meet in a block. With one head a request has no more rows than kMaxTreeTokens.
+  static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
+  static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + kRows + 8 * (kMaxRingBoxes + kMaxRingGroups + 3);
+  static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
   static constexpr int kFit = (232448 - kSideBytes) / kBoxBytes;
   static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
+  static constexpr int kRingGroups = kRing / kGroupBoxes + 1;     // none is filled again before it was waited for
   static constexpr int kQuery = kRing * kBoxBytes;                // [kBoxes][kRows][128 bytes]
-  static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [2][kRows][128 bytes]
-  static constexpr int kScale = kProbs + 2 * kRowBytes;           // float [2][kRows]
-  static constexpr int kWarpMax = kScale + 2 * kRows * 4;         // float [2][4][kRows]
-  static constexpr int kWords = kWarpMax + 8 * kRows * 4;         // uint64 [kRows]
-  static constexpr int kFull = kWords + kRows * 8;                // barriers
-  static constexpr int kEmpty = kFull + 8 * kMaxRingBoxes;
+  static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
+  static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
+  static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
+  static constexpr int kWords = kScale + kRows * 4;               // uint64 [kTokens]: of the block's tree tokens
+  static constexpr int kFull = kWords + kTokens * 8;              // barriers
+  static constexpr int kEmpty = kFull + 8 * kMaxRingGroups;
   static constexpr int kReady = kEmpty + 8 * kMaxRingBoxes;
-  static constexpr int kSpent = kReady + 16;
-  static constexpr int kMoved = kSpent + 16;  // int [2]: the tile's factors are not all 1
-  static constexpr int kBytes = kMoved + 8;
-  static_assert(kBytes == kRing * kBoxBytes + kSideBytes && kRing > kBoxes);
+  static constexpr int kSpent = kReady + 8;
+  static constexpr int kMoved = kSpent + 8;                       // int: the tile's factors are not all 1
+  static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
+  static constexpr int kBytes = kQuery + kSideBytes;
+  static_assert(kTokenOfRow + kRows <= kBytes && kRing > kBoxes);
+  static_assert(4 * kRows * 4 <= kRowBytes);
 };
 
 // ---- producer ------------------------------------------------------------------------------------------------------
@@ -65,21 +76,23 @@ struct WgProducer {
   static constexpr int kRowsEach = 4;
   const VerifyParams& p;
   const uint32_t base;  // shared address
+  const int64_t row_of_0 = load_index(p.slots.row, 0, p.slots.row_is_64);
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   RingPosition<Layout::kRing> at;
+  RingPosition<Layout::kRingGroups> group;
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
-    const SlotReader slots(p, piece);
-    // Lane l: slot of tile `tile` + l / 16, this warp's row l % 16 of it.
-    auto slots_of = [&](int tile) {
-      return slots.load((tile + lane / 16) * kWgTileTokens + lane / 4 % 4 * 16 + 4 * warp + lane % 4);
-    };
-    int next = slots_of(0);
+    const SlotReader slots(p, piece, row_of_0);
+    // Lane l: token of tile `tile` + l / 16, this warp's row l % 16 of it.
+    auto token_of = [&](int tile) { return (tile + lane / 16) * kWgTileTokens + lane / 4 % 4 * 16 + 4 * warp + lane % 4; };
+    int next = slots.load(token_of(0));
+    const Visible visible(p, piece.request);
 #pragma unroll 1
     for (int tile = 0; tile < tiles; tile += 2) {
-      const int held = arrived(next);
-      next = slots_of(tile + 2);
+      int held = arrived(next);
+      next = slots.load(token_of(tile + 2));
+      if (!visible.has(piece.kv_begin + token_of(tile))) held = kNoSlot;
 #pragma unroll 1
       for (int half = 0; half < min(2, tiles - tile); ++half) copy_tile(held, 16 * half);
     }
@@ -101,7 +114,9 @@ struct WgProducer {
       const int byte = (box == 0 ? kLatentDim : (box - 1) * 64) * 2 + lane % 8 * 16;
 #pragma unroll
       for (int i = 0; i < kRowsEach; ++i) rows[i].copy(to + i * 2048, byte);
-      arrive_after_copies(base + Layout::kFull + 8 * at.stage);
+      if (box % kGroupBoxes < kGroupBoxes - 1) continue;
+      arrive_after_copies(base + Layout::kFull + 8 * group.stage);
+      group.advance();
     }
   }
 };
@@ -118,13 +133,15 @@ struct Scorer {
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
   const int row0 = blockIdx.x * kRows;
   RingPosition<Layout::kRing> at;
-  RingPosition<2> buffer;
+  RingPosition<Layout::kRingGroups> full;
+  uint32_t turn = 0;  // parity of ready and spent
 
   int request, committed, kv_begin, kv_end;
   float reference[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
 
   __device__ void together() const { named_barrier<2, 128>(); }
-  __device__ int* moved() const { return reinterpret_cast<int*>(shared + Layout::kMoved) + buffer.stage; }
+  __device__ float* scale() const { return reinterpret_cast<float*>(shared + Layout::kScale); }
+  __device__ float* warp_values() const { return reinterpret_cast<float*>(shared + Layout::kWarpValues); }
 
   __device__ void load_query() {
     for (int row = thread / 8; row < kRows; row += 16) {
@@ -138,27 +155,29 @@ struct Scorer {
       for (int box = 0; box < kBoxes; ++box)
         copy_16_bytes(to + box * Layout::kRowBytes, box == 0 ? rope : latent + (box - 1) * 64, held);
     }
-    if (thread < kRows)
-      reinterpret_cast<uint64_t*>(shared + Layout::kWords)[thread] = tree_word(p, request, row0 + thread);
+    const int first_token = row0 / p.heads, tokens = min(Layout::kTokens, p.tree_tokens - first_token);
+    if (thread < kRows) shared[Layout::kTokenOfRow + thread] = char(min((row0 + thread) / p.heads - first_token, tokens - 1));
+    if (thread < tokens)
+      reinterpret_cast<uint64_t*>(shared + Layout::kWords)[thread] = tree_word(p, request, first_token + thread);
     wait_copies();
     fence_async_proxy();
     together();
   }
 
-  // Three boxes at a time: the proxy fence is too dear for each.
+  // Three boxes at a time: the proxy fence is too dear for each, and so is a look at a barrier.
   __device__ void score(float (&s)[4 * kRowTiles]) {
-    for (int first = 0; first < kBoxes; first += 3) {
-      RingPosition<Layout::kRing> ahead = at;
-      for (int i = 0; i < 3; ++i, ahead.advance()) barrier_wait(base + Layout::kFull + 8 * ahead.stage, ahead.parity);
+    for (int first = 0; first < kBoxes; first += kGroupBoxes, full.advance()) {
+      barrier_wait(base + Layout::kFull + 8 * full.stage, full.parity);
       fence_async_proxy();
       wgmma_fence();
-      for (int i = 0; i < 3; ++i, at.advance()) {
+      for (int i = 0; i < kGroupBoxes; ++i, at.advance()) {
         const uint64_t a = operand(base + at.stage * kBoxBytes), b = operand(base + Layout::kQuery + (first + i) * Layout::kRowBytes);
 #pragma unroll
         for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 0>(s, a + 2 * k, b + 2 * k, first + i + k > 0);
       }
       wgmma_commit();
     }
+    barrier_wait(base + Layout::kSpent, turn ^ 1);  // long over, but a look takes its time
     wgmma_wait<0>();
   }
 
@@ -176,14 +195,13 @@ struct Scorer {
   __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
-    float most = -INFINITY;  // of all rows, above their reference
+    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // above the reference; four chains, not one long one
 #pragma unroll
     for (int j = 0; j < 2 * kRowTiles; ++j)
-      most = fmaxf(most, fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]));
-    const bool rises = vote_any<2, 128>(most > kHeadroom);
-    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
+      most[j % 4] = fmaxf(most[j % 4], fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]));
+    const bool rises = vote_any<2, 128>(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) > kHeadroom);
     if (rises) raise_reference(s);
-    if (thread == 0) *moved() = rises;
+    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = rises;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -196,7 +214,7 @@ struct Scorer {
 
   // The reference becomes the maximum so far; the factors that this asks of older values go to the accumulators.
   __device__ void raise_reference(const float (&s)[4 * kRowTiles]) {
-    float* warp_max = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows + 2 * pair;
+    float* warp_max = warp_values() + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       float2 most = make_float2(fmaxf(s[4 * n], s[4 * n + 2]), fmaxf(s[4 * n + 1], s[4 * n + 3]));
@@ -208,7 +226,6 @@ struct Scorer {
       if (group == 0) *reinterpret_cast<float2*>(warp_max + warp * kRows + 8 * n) = most;
     }
     together();
-    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       float2 seen = make_float2(-INFINITY, -INFINITY);
@@ -219,17 +236,19 @@ struct Scorer {
       }
       seen = make_float2(fmaxf(reference[2 * n], seen.x * p.score_scale), fmaxf(reference[2 * n + 1], seen.y * p.score_scale));
       const float2 factor = make_float2(exp2_approx(reference[2 * n] - seen.x), exp2_approx(reference[2 * n + 1] - seen.y));
-      if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale + 8 * n) = factor;
+      if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale() + 8 * n + 2 * pair) = factor;
       row_sum[2 * n] *= factor.x;
       row_sum[2 * n + 1] *= factor.y;
       reference[2 * n] = seen.x;
       reference[2 * n + 1] = seen.y;
     }
+    together();  // P takes the place of the maxima
   }
 
   // Of tokens `token` and `token` + 8.
   __device__ void hide(float (&s)[4 * kRowTiles], int token) const {
-    const auto* words = reinterpret_cast<const ulonglong2*>(shared + Layout::kWords) + pair;
+    const auto* words = reinterpret_cast<const uint64_t*>(shared + Layout::kWords);
+    const auto* token_of_row = reinterpret_cast<const uchar2*>(shared + Layout::kTokenOfRow) + pair;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int nth = token + 8 * half - committed;  // of the tree
@@ -237,9 +256,9 @@ struct Scorer {
       const uint64_t bit = nth >= 0 && token + 8 * half < kv_end ? 1ull << nth : 0;
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
-        const ulonglong2 word = words[4 * n];
-        if (!shown && !(word.x & bit)) s[4 * n + 2 * half] = -INFINITY;
-        if (!shown && !(word.y & bit)) s[4 * n + 2 * half + 1] = -INFINITY;
+        const uchar2 of = token_of_row[4 * n];
+        if (!shown && !(words[of.x] & bit)) s[4 * n + 2 * half] = -INFINITY;
+        if (!shown && !(words[of.y] & bit)) s[4 * n + 2 * half + 1] = -INFINITY;
       }
     }
   }
@@ -247,7 +266,7 @@ struct Scorer {
   // P^T fragments, tokens by rows, become rows of 64 tokens: transposed 8 x 8 stores. Lane l gives the address of row
   // l % 8 of matrix l / 8; matrices are (tokens 0-7, 8-15 of the warp) of one column tile, then of the next.
   __device__ void store_probs(const float (&s)[4 * kRowTiles]) const {
-    const uint32_t probs = base + Layout::kProbs + buffer.stage * Layout::kRowBytes;
+    const uint32_t probs = base + Layout::kProbs;
 #pragma unroll
     for (int n = 0; n < kRowTiles; n += 2) {
       uint32_t m[4];
@@ -266,8 +285,8 @@ struct Scorer {
 
   __device__ void hand_over() {
     fence_async_proxy();
-    barrier_arrive(base + Layout::kReady + 8 * buffer.stage);
-    buffer.advance();
+    barrier_arrive(base + Layout::kReady);
+    turn ^= 1;
   }
 
   __device__ void run(const Piece piece) {
@@ -293,13 +312,12 @@ struct Scorer {
   // Thread r closes row r. The reference passes to it where the row's final factor then stands.
   __device__ void finish(int partial_slot) {
     const int rows = p.tree_tokens * p.heads;
-    float* warp_sum = reinterpret_cast<float*>(shared + Layout::kWarpMax) + buffer.stage * 4 * kRows;
-    float* scale = reinterpret_cast<float*>(shared + Layout::kScale) + buffer.stage * kRows;
+    float *warp_sum = warp_values(), *scale = this->scale();
 #pragma unroll
     for (int j = 0; j < 2 * kRowTiles; ++j)
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
-    barrier_wait(base + Layout::kSpent + 8 * buffer.stage, buffer.parity ^ 1);
+    barrier_wait(base + Layout::kSpent, turn ^ 1);
     if (group == 0)
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
@@ -332,15 +350,15 @@ struct Accumulator {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   const int row0 = blockIdx.x * kRows;
   int first_stage = 0;  // of the tile's boxes
-  RingPosition<2> buffer;
+  uint32_t turn = 0;    // parity of ready and spent
   float o[kBlocksEach][4 * kRowTiles];
 
   __device__ float2 factor_of(int n) const {
-    return *reinterpret_cast<const float2*>(shared + Layout::kScale + (buffer.stage * kRows + 8 * n + 2 * pair) * 4);
+    return *reinterpret_cast<const float2*>(shared + Layout::kScale + (8 * n + 2 * pair) * 4);
   }
 
   __device__ void rescale() {
-    if (!reinterpret_cast<const int*>(shared + Layout::kMoved)[buffer.stage]) return;
+    if (!*reinterpret_cast<const int*>(shared + Layout::kMoved)) return;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const float2 factor = factor_of(n);
@@ -359,10 +377,10 @@ struct Accumulator {
   }
 
   __device__ void accumulate() {
-    barrier_wait(base + Layout::kReady + 8 * buffer.stage, buffer.parity);
+    barrier_wait(base + Layout::kReady, turn);
     rescale();
     wgmma_fence();
-    const uint64_t b = operand(base + Layout::kProbs + buffer.stage * Layout::kRowBytes);
+    const uint64_t b = operand(base + Layout::kProbs);
 #pragma unroll
     for (int m = 0; m < kBlocksEach; ++m) {
       const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes);
@@ -375,8 +393,8 @@ struct Accumulator {
     release<1>(2);
     release<0>(3);
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
-    buffer.advance();
+    if (lane == 0) barrier_arrive(base + Layout::kSpent);
+    turn ^= 1;
     first_stage = stage_of(kBoxes);
   }
 
@@ -386,15 +404,19 @@ struct Accumulator {
     if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage_of(1 + latent_box(m)));
   }
 
-  template <class Store>
-  __device__ void store(Store to) const {
+  template <bool direct>
+  __device__ void store(const BlockOutput& to) const {
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 factor = factor_of(n);
+      float v[kBlocksEach][4];
 #pragma unroll
       for (int m = 0; m < kBlocksEach; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-          to(8 * n + 2 * pair, latent_box(m) * 64 + 16 * warp + 8 * half + group, o[m][4 * n + 2 * half], o[m][4 * n + 2 * half + 1]);
+        for (int c = 0; c < 4; ++c) v[m][c] = o[m][4 * n + c] * (c % 2 ? factor.y : factor.x);
+      if constexpr (direct) to.store_out(n, v);
+      else to.store_partial(n, v);
+    }
   }
 
   __device__ void run(const Piece piece) {
@@ -405,22 +427,13 @@ struct Accumulator {
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) accumulate();
 
-    barrier_wait(base + Layout::kReady + 8 * buffer.stage, buffer.parity);
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) {
-      const float2 factor = factor_of(n);
-#pragma unroll
-      for (int m = 0; m < kBlocksEach; ++m)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) o[m][4 * n + c] *= c % 2 ? factor.y : factor.x;
-    }
-    // By the destination outside and not in each store: half the instructions, of which a short piece runs each once.
-    const BlockOutput to(p, piece, kRows);
-    if (piece.slot == kDirect) store([&](int row, int dim, float x, float y) { to.store_out(row, dim, x, y); });
-    else store([&](int row, int dim, float x, float y) { to.store_partial(row, dim, x, y); });
+    barrier_wait(base + Layout::kReady, turn);
+    const BlockOutput to(p, piece, kRows, 4 * which + warp);
+    if (piece.slot == kDirect) store<true>(to);
+    else store<false>(to);
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Layout::kSpent + 8 * buffer.stage);
-    buffer.advance();
+    if (lane == 0) barrier_arrive(base + Layout::kSpent);
+    turn ^= 1;
   }
 };
 
@@ -429,12 +442,11 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
   using Layout = WgLayout<kRowTiles * kRowTile>;
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
-  if (threadIdx.x < Layout::kRing) {
-    barrier_init(base + Layout::kFull + 8 * threadIdx.x, 128);
-    barrier_init(base + Layout::kEmpty + 8 * threadIdx.x, 8);
-  } else if (threadIdx.x >= 64 && threadIdx.x < 66) {
-    barrier_init(base + Layout::kReady + 8 * (threadIdx.x - 64), 128);
-    barrier_init(base + Layout::kSpent + 8 * (threadIdx.x - 64), 4 * kAccumulators);
+  if (threadIdx.x < Layout::kRing) barrier_init(base + Layout::kEmpty + 8 * threadIdx.x, 8);
+  if (threadIdx.x < Layout::kRingGroups) barrier_init(base + Layout::kFull + 8 * threadIdx.x, 128);
+  if (threadIdx.x == 0) {
+    barrier_init(base + Layout::kReady, 128);
+    barrier_init(base + Layout::kSpent, 4 * kAccumulators);
   }
   __syncthreads();
   wait_for_dependency();

@@ -35,6 +35,9 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
+// A value that is the same in all lanes, so that the compiler knows it: else it doubles all code that shuffles.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 // Tokens of a piece in tiles of `tile_tokens`.
 __device__ __forceinline__ int tiles_of(const Piece& piece, int tile_tokens) {
   return (max(0, piece.kv_end - piece.kv_begin) + tile_tokens - 1) / tile_tokens;
@@ -51,42 +54,43 @@ struct PartPieces {
   __device__ Piece at(int i) const { return i == blockIdx.y ? guess : pieces[i]; }
 };
 
-// The tree word of query row `row` of a request; 0 behind the last row.
-__device__ __forceinline__ uint64_t tree_word(const VerifyParams& p, int request, int row) {
-  const int token = row / p.heads;
-  if (token >= p.tree_tokens) return 0;
+// Which of a request's tree tokens its token `token` sees.
+__device__ __forceinline__ uint64_t tree_word(const VerifyParams& p, int request, int token) {
   return p.words ? p.words[int64_t(request) * p.tree_tokens + token] : ~0ull >> (63 - token);
 }
 
-// Slots of a piece's tokens.
+// Slots of a piece's tokens. Of a 64-bit index the low word is read; pools have fewer than 2^31 slots.
 struct SlotReader {
-  int kv_begin, kv_end, committed;
-  uint64_t visible;      // tree tokens that some row of the request sees; the others' slots may hold anything
+  int kv_begin, kv_end;
   const int32_t* first;  // low word of the piece's first slot
   int shift;             // 1 for 64-bit indices
 
-  // Called by a whole warp.
-  __device__ SlotReader(const VerifyParams& p, const Piece& piece)
-      : kv_begin(piece.kv_begin), kv_end(piece.kv_end), committed(p.committed[piece.request]), shift(p.slots.index_is_64) {
-    const int64_t row = load_index(p.slots.row, piece.request, p.slots.row_is_64) * p.slots.stride;
-    first = static_cast<const int32_t*>(p.slots.index) + ((row + kv_begin) << shift);
-    visible = ~0ull;
-    if (!p.words) return;
-    uint64_t seen = 0;  // read also where the piece has no tree tokens: waiting for `committed` first costs more
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < p.tree_tokens; i += 32) seen |= p.words[int64_t(piece.request) * p.tree_tokens + i];
-    visible = uint64_t(__reduce_or_sync(0xffffffffu, uint32_t(seen >> 32))) << 32 |
-              __reduce_or_sync(0xffffffffu, uint32_t(seen));
+  // row_of_0: of request 0, which a kernel reads before it knows its piece; with one request this saves a latency.
+  __device__ SlotReader(const VerifyParams& p, const Piece& piece, int64_t row_of_0)
+      : kv_begin(piece.kv_begin), kv_end(piece.kv_end), shift(p.slots.index_is_64) {
+    const int64_t row = piece.request ? load_index(p.slots.row, piece.request, p.slots.row_is_64) : row_of_0;
+    first = static_cast<const int32_t*>(p.slots.index) + ((row * p.slots.stride + kv_begin) << shift);
   }
 
-  // Slot of the piece's token `at`. Checked by its user and not here: nothing may wait for the load before the tile is
-  // due. Of a 64-bit index the low word is read; pools have fewer than 2^31 slots.
-  __device__ int load(int at) const {
-    const int token = kv_begin + at;
-    int slot = kNoSlot;
-    if (token < kv_end && (token < committed || visible >> (token - committed) & 1)) slot = first[int64_t(at) << shift];
-    return slot;
+  // Slot of the piece's token `at`. Judged by its user and not here: nothing may wait for it before the tile is due.
+  __device__ int load(int at) const { return kv_begin + at < kv_end ? first[int64_t(at) << shift] : kNoSlot; }
+};
+
+// What a request's rows see of its tokens: nobody's slot may hold anything.
+struct Visible {
+  int committed;
+  uint64_t tree;  // tokens that some row sees
+
+  // Called by a whole warp.
+  __device__ Visible(const VerifyParams& p, int request) : committed(p.committed[request]), tree(~0ull) {
+    if (!p.words) return;
+    uint64_t seen = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < p.tree_tokens; i += 32) seen |= p.words[int64_t(request) * p.tree_tokens + i];
+    tree = uint64_t(__reduce_or_sync(0xffffffffu, uint32_t(seen >> 32))) << 32 |
+           __reduce_or_sync(0xffffffffu, uint32_t(seen));
   }
+  __device__ bool has(int token) const { return token < committed || tree >> (token - committed) & 1; }
 };
 
 // `loaded`, waited for here. The compiler counts loads in flight by groups: a later wait for this one would be a wait for
@@ -116,32 +120,58 @@ struct RingPosition {
   }
 };
 
+// Which latent dim a thread's value is, alike in both verify kernels: of eight warps that share the 512 dims, warp
+// `warp` has four blocks m of 16 dims, halves of eight, and lane / 4 = `group` one dim of each.
+__device__ __forceinline__ int dim_of(int warp, int m, int half, int group) {
+  return (2 * m + warp / 4) * 64 + 16 * (warp % 4) + 8 * half + group;
+}
+
 // Where a row block's outputs of a piece go: the partial of its slot, or, of a request's only piece, the output itself.
+// A partial row is kRowChunks chunks of 16 bytes, one a thread: chunk 8 * warp + group, eight bf16 in order 2 m + half.
+// So a warp writes four whole lines at once, and the merge reads them as they are.
+constexpr int kRowChunks = kLatentDim / 8;
+
 struct BlockOutput {
-  float* partial;
+  uint4* partial;
   __nv_bfloat16* out;
   int rows_left;  // of the request, from the block's first on
+  int warp, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
 
-  __device__ BlockOutput(const VerifyParams& p, const Piece& piece, int block_rows) {
+  __device__ BlockOutput(const VerifyParams& p, const Piece& piece, int block_rows, int warp) : warp(warp) {
     const int rows = p.tree_tokens * p.heads, row0 = blockIdx.x * block_rows;
     const int64_t first_partial = (int64_t(piece.slot) * gridDim.x + blockIdx.x) * block_rows;
-    partial = p.partial_out + first_partial * kLatentDim;
+    partial = reinterpret_cast<uint4*>(p.partial_out) + first_partial * kRowChunks + 8 * warp + group;
     out = p.out + (int64_t(piece.request) * rows + row0) * kLatentDim;
     rows_left = rows - row0;
   }
 
-  // x, y: dim `dim` of rows `row` and `row` + 1. Lane l holds dim + (l / 4) % 8 of it, row + 2 * (l % 4).
-  __device__ void store_partial(int row, int dim, float x, float y) const {
-    partial[row * kLatentDim + dim] = x;
-    partial[(row + 1) * kLatentDim + dim] = y;
+  // v[m][2 * half + c]: of row 8 n + 2 * pair + c.
+  __device__ void store_partial(int n, const float (&v)[4][4]) const {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      uint32_t chunk[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(v[m][c], v[m][2 + c]);
+        chunk[m] = reinterpret_cast<const uint32_t&>(both);
+      }
+      partial[(8 * n + 2 * pair + c) * kRowChunks] = make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
+    }
   }
-  __device__ void store_out(int row, int dim, float x, float y) const {
-    // Lanes of dims d and d + 1 trade values, so that each stores two neighbouring dims of one row.
-    const bool odd = threadIdx.x / 4 & 1;
-    const float traded = __shfl_xor_sync(0xffffffffu, odd ? x : y, 4);
-    if (row + odd >= rows_left) return;
-    const __nv_bfloat162 both = odd ? __floats2bfloat162_rn(traded, y) : __floats2bfloat162_rn(x, traded);
-    *reinterpret_cast<__nv_bfloat162*>(out + (row + odd) * kLatentDim + (dim & ~1)) = both;
+
+  __device__ void store_out(int n, const float (&v)[4][4]) const {
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // Lanes of dims d and d + 1 trade values, so that each stores two neighbouring dims of one row.
+        const float x = v[m][2 * half], y = v[m][2 * half + 1];
+        const bool odd = group & 1;
+        const float traded = __shfl_xor_sync(0xffffffffu, odd ? x : y, 4);
+        const __nv_bfloat162 both = odd ? __floats2bfloat162_rn(traded, y) : __floats2bfloat162_rn(x, traded);
+        const int row = 8 * n + 2 * pair + odd, dim = dim_of(warp, m, half, group) & ~1;
+        if (row < rows_left) *reinterpret_cast<__nv_bfloat162*>(out + row * kLatentDim + dim) = both;
+      }
   }
 };
 

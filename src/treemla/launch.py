@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 PLAN_THREADS = 256
 PACK_THREADS = 256
-COMBINE_WARPS = 8
-COMBINE_UNIT_DIMS = 128
-COMBINE_WARP_PIECES = 8  # partial rows that a combine warp reads at once
+COMBINE_WARPS = 16
+COMBINE_UNIT_DIMS = 256
+COMBINE_WARP_PIECES = 9  # partial rows that a combine warp reads at once
 DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
 INT32_MAX = 2**31 - 1
 
@@ -173,9 +173,9 @@ def verify(
     verify_shared_bytes = path.shared_memory_bytes(rows)
     _launch(path.kernel_name(rows), plan.device, grid, path.threads, verify_shared_bytes, args, overlaps_previous=True)
     unit_warps = combine_unit_warps(plan, slots.batch)
-    units = slots.batch * shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
-    extents = [ctypes.c_int32(x) for x in (slots.batch, plan.blocks * plan.block_rows, unit_warps)]
-    grid = (-(-units * unit_warps // COMBINE_WARPS),)
+    units = shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
+    extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, unit_warps)]
+    grid = (-(-units * unit_warps // COMBINE_WARPS), slots.batch)
     _launch("treemla_combine", plan.device, grid, 32 * COMBINE_WARPS, 0, args, *extents, overlaps_previous=True)
 
 

@@ -70,7 +70,9 @@ class VerifyPlan:
         self.pieces = zeros(max_pieces, 4)
         self.part_ptr = zeros(self.parts + 1)
         self.request_ptr = zeros(max_batch + 1)
-        self.partial_out = zeros(max_slots, self.blocks, self.block_rows, shape.latent_dim, dtype=torch.float32)
+        # The kernels keep a partial in bf16, rounded like the result, and its dims in an order of their own.
+        partial_dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.partial_out = zeros(max_slots, self.blocks, self.block_rows, shape.latent_dim, dtype=partial_dtype)
         self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, dtype=torch.float32)
 
     @classmethod

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from treemla.tiles import TILE_TOKENS
 
 MIN_PART_TILES = 2  # (device) a shorter piece costs more in partials than it saves
-REQUEST_OVERHEAD_TILES = 2  # (device) loading Q and writing a partial, in tiles of work
+REQUEST_OVERHEAD_TILES = 6  # (device) draining, writing a partial and loading Q, in tiles of work
 DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
 OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
 

@@ -50,10 +50,12 @@ def _mma_shared_bytes(rows: int) -> int:
 
 
 def _wgmma_shared_bytes(rows: int) -> int:
-    """Q and two buffers of probabilities in 128-byte rows, factors, statistics, tree words, barriers; then as many
-    8 KB boxes of KV as fit; there are barriers for 27, three tiles."""
-    beside = (9 + 2) * 128 * rows + (2 + 8) * 4 * rows + 8 * rows + 8 * (2 * 27 + 5)
-    return min(27, (SM_90_SHARED_BYTES - beside) // 8192) * 8192 + beside
+    """Q and probabilities in 128-byte rows, factors, tree words, the token of each row, barriers; then as many 8 KB
+    boxes of KV as fit; there are barriers for 27, three tiles."""
+    tokens = rows if rows <= 64 else rows // 2 + 1
+    beside = rows * 4 + tokens * 8 + rows + 8 * (27 + 10 + 3)
+    side = (9 + 1) * 128 * rows + -(-beside // 8) * 8
+    return min(27, (SM_90_SHARED_BYTES - side) // 8192) * 8192 + side
 
 
 SM_90_SHARED_BYTES = 232_448
