@@ -86,7 +86,10 @@ def gpu_parity(session: nox.Session) -> None:
 
 @nox.session(name="gpu-graph")
 def gpu_graph(session: nox.Session) -> None:
-    """CUDA graph capture and replay."""
+    """CUDA graph capture and replay, of the operations and of the backend in SGLang's hands."""
+    install()
+    install_into(Path(PYTHON), CONTRACT[SGLANG], *nox.project.dependency_groups(PYPROJECT, "sglang-contract"))
+    install_into(Path(PYTHON), "--no-deps", "torchvision==0.28.0")
     run(session, "treemla", "test", "gpu-graph", *session.posargs)
 
 

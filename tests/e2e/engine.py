@@ -105,7 +105,7 @@ def prompt(length: int, seed: int, vocabulary: int) -> list[int]:
 
 def answers(engine: Any, folder: str, short: bool = False) -> dict[str, Any]:
     """Every prompt in batches of each size with an empty cache, again from the cache, around an abort, and one long
-    answer. short: batches of one alone."""
+    answer. short: batches of one, and again from the cache."""
     vocabulary = engine.tokenizer_manager.model_config.vocab_size
     prompts = [prompt(length, seed, vocabulary) for seed, length in enumerate(LENGTHS)]
     made: dict[str, Any] = {}
@@ -119,9 +119,9 @@ def answers(engine: Any, folder: str, short: bool = False) -> dict[str, Any]:
             batch = prompts[first : first + size]
             for ids, said in zip(batch, generate(engine, batch, NEW_TOKENS), strict=True):
                 keep(f"batch{size}", ids, said)
+    for ids in prompts:
+        keep("cached", ids, generate(engine, [ids], NEW_TOKENS)[0])
     if not short:
-        for ids in prompts:
-            keep("cached", ids, generate(engine, [ids], NEW_TOKENS)[0])
         victims = abort_round(engine, prompts, keep)
         made["abort"] = {"victims": victims}
         (said,) = generate(engine, [prompts[4]], LONG_ANSWER)

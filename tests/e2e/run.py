@@ -42,6 +42,7 @@ CONTEXTS = (65_536, 16_384, 4096)  # the longest first: its cache begins the oth
 STARTS = 2
 SHORT_LONG = {True: (32, 160), False: (64, 512)}  # tokens of the answers whose difference is timed; True: slow steps
 PROFILED_TOKENS = 90
+LOGGED = 400  # lines of an engine
 FIRST_PORT = 31_000
 
 
@@ -91,6 +92,7 @@ def main() -> int:
         except EngineFailed as error:
             say(str(error))
             failed = True
+    keep_logs(given.work, given.out / "logs.txt")
     if not given.stages or "verdict" in given.stages:
         failed |= report.write(list(book.held.values()), given.out, given.commit) > 0
     return int(failed)
@@ -188,6 +190,15 @@ def profile(book: Book, children: dict[str, Child]) -> None:
                 return
             book.add(f"profile-{backend}-{context}", {"backend": backend} | made)
             say(f"profile: {backend} at {context}: {report.step_line(made['steps'])}")
+
+
+def keep_logs(work: Path, path: Path) -> None:
+    """The end of every engine's log in one file."""
+    with path.open("w") as file:
+        for log in sorted(work.glob("*/log.txt")):
+            print(
+                f"=== {log.parent.name}", *log.read_text(errors="replace").splitlines()[-LOGGED:], sep="\n", file=file
+            )
 
 
 def build_kernels() -> None:

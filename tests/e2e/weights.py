@@ -23,7 +23,7 @@ def fill(model: torch.nn.Module) -> None:
     held = model.state_dict()
     heads = {name: module.num_local_heads for name, module in model.named_modules() if hasattr(module, "w_kc")}
     for name, weight in held.items():
-        if torch.is_floating_point(weight):
+        if torch.is_floating_point(weight) and "rotary" not in name:
             fill_one(name, weight, heads.get(name.partition(".q_b_proj")[0], 1))
 
 
