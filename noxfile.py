@@ -24,6 +24,7 @@ ENVIRONMENT = Path(".nox/treemla").absolute()  # one for all sessions: torch and
 PYTHON = str(ENVIRONMENT / "bin/python")
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 SGLANG = "0.5.23"  # what the shared environment has
+ENGINE = "0.5.16"  # whose real Engine the gpu-e2e session starts
 CONTRACT = {"0.5.16": "transformers==5.12.1", "0.5.23": "transformers==5.19.0"}  # what each SGLang's metadata asks for
 
 
@@ -85,7 +86,10 @@ def gpu_parity(session: nox.Session) -> None:
 
 @nox.session(name="gpu-graph")
 def gpu_graph(session: nox.Session) -> None:
-    """CUDA graph capture and replay."""
+    """CUDA graph capture and replay, of the operations and of the backend in SGLang's hands."""
+    install()
+    install_into(Path(PYTHON), CONTRACT[SGLANG], *nox.project.dependency_groups(PYPROJECT, "sglang-contract"))
+    install_into(Path(PYTHON), "--no-deps", "torchvision==0.28.0")
     run(session, "treemla", "test", "gpu-graph", *session.posargs)
 
 
@@ -99,6 +103,19 @@ def gpu_sanitize(session: nox.Session) -> None:
 def gpu_perf(session: nox.Session) -> None:
     """Kernel timings as data and as a table."""
     run(session, "treemla", "bench", *session.posargs)
+
+
+@nox.session(name="gpu-e2e")
+def gpu_e2e(session: nox.Session) -> None:
+    """SGLang's real Engine with dummy weights: the same answers with treemla as with Triton, and how fast."""
+    python = Path(f".nox/engine-{ENGINE}/bin/python").absolute()
+    make_environment(python)
+    tests = ("pytest>=9", "pytest-timeout", "hypothesis", "jsonschema")
+    command = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"sglang=={ENGINE}", *tests)
+    subprocess.run(command, check=True)  # with the torch that this SGLang asks for
+    session.log(f"plain command, in that environment: PYTHONPATH=src {python} -m treemla test gpu-e2e")
+    env = {**os.environ, "PYTHONPATH": "src"}
+    session.run(str(python), "-m", "treemla", "test", "gpu-e2e", *session.posargs, env=env, external=True)
 
 
 def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ...] = ()) -> None:

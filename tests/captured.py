@@ -1,6 +1,8 @@
 """A step recorded once into a CUDA graph over static inputs, as a server records it, and replayed over other values."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -186,3 +188,21 @@ def assert_same_bits(got: list[torch.Tensor], expected: list[torch.Tensor], wher
         assert not differs.any(), (
             f"{where}: {('out', 'lse')[i % 2]} of layer {i // 2} differs at {differs.nonzero()[0].tolist()}"
         )
+
+
+def allocations() -> tuple[int, int]:
+    """Allocations and segments that torch's allocator has made so far."""
+    stats = torch.cuda.memory_stats()
+    return stats["allocation.all.allocated"], stats["segment.all.allocated"]
+
+
+@contextmanager
+def host_reads_raise() -> Iterator[None]:
+    """Inside, a call that makes the host wait for the device is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

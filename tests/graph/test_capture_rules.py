@@ -1,12 +1,8 @@
 """What makes recording safe: nothing allocated, nothing read by the host, no stream but the current one."""
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
-from captured import Captured, Setup, assert_same_bits
+from captured import Captured, Setup, allocations, assert_same_bits, host_reads_raise
 from cases import SM_SCALE
 
 from treemla import MaskLayout, SlotTable, pack_tree_mask, verify_attention
@@ -22,25 +18,9 @@ def captured(device: torch.device) -> Captured:
     return made
 
 
-def allocations() -> tuple[int, int]:
-    stats = torch.cuda.memory_stats()
-    return stats["allocation.all.allocated"], stats["segment.all.allocated"]
-
-
 def pointers(captured: Captured) -> list[int]:
     held = [*captured.static_inputs.values(), *captured.plan.tensors, captured.words, *sum(captured.outputs, ())]
     return [tensor.data_ptr() for tensor in held]
-
-
-@contextmanager
-def host_reads_raise() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls the mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_step_allocates_nothing_and_the_host_reads_nothing(captured: Captured) -> None:

@@ -1,21 +1,21 @@
-"""Model runners as SGLang's kit makes them, on a CPU, with settings laid over their server arguments."""
+"""Model runners as SGLang's kit makes them, with settings laid over their server arguments, and batches for them."""
 
-import unittest
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_parallel
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.test.kits.attention_unittest.attention_methods.mla_attention import (
     MLAAttentionCase,
-    build_mla_attention_fixture,
+    MockMLAModelRunner,
+    TinyMLAModelConfig,
 )
-from sglang.test.kits.attention_unittest.runner_modes import (
-    speculative_target_verify_runner,  # noqa: F401 # states what B's parallel context lacks otherwise
-)
+
+ONE_RANK = get_parallel().override(attn_tp_size=1, dcp_enabled=False, attn_dcp_size=1, attn_dcp_rank=0)
+ONE_RANK.__enter__()  # holds for as long as it is referenced
 
 SETTINGS = {"attention_backend": "treemla", "speculative_draft_attention_backend": "triton"}
 HEADS, LATENT, ROPE = 4, 32, 8
@@ -30,22 +30,31 @@ def lay_over(server_args: Any, **settings: Any) -> None:
         server_args._resolved_overrides.append(("tests/sglang", settings))
 
 
-def make_runner(max_batch: int = 4, tree_tokens: int = 3, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
-    """A runner whose pools hold `max_batch` requests of up to MAX_CONTEXT tokens, page size 1."""
+def make_runner(
+    max_batch: int = 4,
+    tree_tokens: int = 3,
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: str = "cpu",
+    heads: int = HEADS,
+    widths: tuple[int, int] = (LATENT, ROPE),
+    max_context: int = MAX_CONTEXT,
+    **settings: Any,
+) -> Any:
+    """A runner whose pools hold `max_batch` requests of up to `max_context` tokens, page size 1."""
     case = MLAAttentionCase(
         name="runner",
         backend="triton",
         forward_mode=ForwardMode.TARGET_VERIFY,
-        num_heads=HEADS,
+        num_heads=heads,
         page_size=1,
         prefix_lens=(1,) * max_batch,
         extend_lens=(tree_tokens,) * max_batch,
     )
-    test = unittest.TestCase()
-    test.skipTest = pytest.fail
-    runner = build_mla_attention_fixture(
-        test, case, dtype=dtype, device="cpu", kv_lora_rank=LATENT, qk_rope_head_dim=ROPE, max_context_len=MAX_CONTEXT
-    ).runner
+    latent_rope = {"kv_lora_rank": widths[0], "qk_rope_head_dim": widths[1]}
+    config = TinyMLAModelConfig(num_heads=heads, hidden_size=64, context_len=max_context, **latent_rope)
+    sizes = {"max_context_len": max_context, "dtype": dtype, "device": device}
+    runner = MockMLAModelRunner(case=case, model_config=config, **sizes, **latent_rope)
     lay_over(runner.server_args, **{**SETTINGS, **settings})
     return runner
 

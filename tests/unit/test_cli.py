@@ -81,7 +81,8 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["test", "gpu-parity"], ["test", "gpu-graph"], ["test", "gpu-sanitize"], ["bench"]]
+    "arguments",
+    [["test", "gpu-parity"], ["test", "gpu-graph"], ["test", "gpu-sanitize"], ["test", "gpu-e2e"], ["bench"]],
 )
 def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")

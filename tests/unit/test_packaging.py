@@ -100,7 +100,8 @@ def test_the_readmes_example_runs_on_a_cpu():
 
 
 @pytest.mark.parametrize(
-    "session", ["check", "lint", "unit", "static", "sglang", "gpu-parity", "gpu-graph", "gpu-sanitize", "gpu-perf"]
+    "session",
+    ["check", "lint", "unit", "static", "sglang", "gpu-parity", "gpu-graph", "gpu-sanitize", "gpu-perf", "gpu-e2e"],
 )
 def test_each_layer_is_a_session(session):
     nox = REPO / "noxfile.py"

@@ -208,9 +208,17 @@ def sglang_problem() -> str:
     return "" if plugin_entry_points() else "sglang: treemla is not installed here, so SGLang does not find the plug-in"
 
 
+def engine_problem() -> str:
+    """Why SGLang's Engine cannot start here; empty where what it imports is there."""
+    needed = ("sglang", "sgl_kernel", "transformers", "xgrammar", "uvicorn")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    return f"SGLang's Engine: {', '.join(missing)} not installed; pip install sglang==0.5.16" if missing else ""
+
+
 WHY_NOT: dict[str, Callable[[], str]] = {
     "checkout": checkout_problem,
     "gpu": gpu_problem,
     "compute-sanitizer": sanitizer_problem,
     "sglang": sglang_problem,
+    "engine": engine_problem,
 }

@@ -74,6 +74,7 @@ LAYERS = {
             ("checkout", "gpu", "compute-sanitizer"),
         ),
         Layer("gpu-perf", ("treemla", "bench"), ("gpu",)),
+        Layer("gpu-e2e", ("pytest", "tests/e2e", "--device", "cuda"), ("checkout", "gpu", "engine")),
     )
 }
 

@@ -1,0 +1,39 @@
+"""The verdict on real Engines. What run.py has not recorded in build/e2e yet it does first: minutes of GPU time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e import report
+
+REPO = Path(__file__).resolve().parents[2]
+OUT = REPO / "build/e2e"
+JUDGED = ("Triton against itself", *report.RUNS, *(f"fault {fault}" for fault in report.FAULTS))
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module")
+def records(device):
+    if device.type != "cuda":
+        pytest.exit("tests/e2e: expected --device cuda, got --device cpu", returncode=4)
+    subprocess.run(
+        [sys.executable, Path(__file__).with_name("run.py"), "--out", OUT], check=False
+    )  # its verdict is below
+    return [json.loads(line) for line in (OUT / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("what", JUDGED)
+def test_engines_agree_and_faults_are_noticed(records, what):
+    found = {name: wrong for name, _, wrong in report.judge(records)}
+    assert found[what] == []
+
+
+@pytest.mark.parametrize("context", report.BARS)
+def test_treemla_is_faster_by_the_bar(records, context):
+    """Of medians over two starts of each Engine, measured in turns."""
+    held = report.samples(records)
+    medians = {backend: report.median_rate(held.get((context, backend), [])) for backend in ("triton", "treemla")}
+    assert medians["treemla"] >= report.BARS[context] * medians["triton"] > 0

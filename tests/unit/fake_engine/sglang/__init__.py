@@ -1,0 +1,93 @@
+"""Stands for SGLang where tests try the driver of tests/e2e without a GPU: an Engine that answers out of its prompts.
+
+Its rounding is noise of 0.01; a fault in the environment makes its log-probabilities wrong.
+"""
+
+import asyncio
+import gzip
+import json
+import os
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+__version__ = "0"
+
+
+class Clock:
+    now_s = 0.0
+
+
+time.perf_counter = lambda: Clock.now_s  # 100 tokens a second, however slow the machine
+
+
+class Engine:
+    def __init__(self, **settings):
+        asked = json.loads(os.environ["TREEMLA_E2E"])
+        self.folder, self.fault, self.backend = Path(asked["folder"]), asked["fault"], settings["attention_backend"]
+        self.is_speculative = "speculative_algorithm" in settings
+        if os.environ.get("FAKE_DIES") in (self.backend, "all"):
+            print("a traceback in the log", flush=True)
+            os._exit(3)
+        if self.backend == "treemla":
+            print("treemla: serves verify and decode", flush=True)
+        (self.folder / "plugin.json").write_text("{}")
+        self.loop = asyncio.new_event_loop()
+        self.noise = random.Random(self.backend)
+        self.aborted, self.seen = set(), set()
+        config = SimpleNamespace(vocab_size=128)
+        self.tokenizer_manager = SimpleNamespace(model_config=config, abort_request=self.aborted.add)
+
+    def generate(self, input_ids, sampling_params, **_):
+        return [self.answer(ids, sampling_params["max_new_tokens"]) for ids in input_ids]
+
+    def answer(self, ids, new_tokens):
+        text = random.Random(str(ids[:40]))
+        tokens, chances = zip(*((text.randrange(128), -text.random()) for _ in range(new_tokens)), strict=True)
+        wrong = 0.5 if self.fault else 0.0
+        logprobs = [chance + self.noise.gauss(wrong, 0.01) for chance in chances]
+        cached, steps = len(ids) * (tuple(ids) in self.seen), -(-new_tokens // 3) if self.is_speculative else 0
+        self.seen.add(tuple(ids))
+        if self.is_speculative:
+            counts = {"steps": steps, "accepted_drafts": 200, "later_children": 100}
+            (self.folder / "counts.json").write_text(json.dumps(counts))
+        Clock.now_s += new_tokens / 100
+        meta = {
+            "output_token_logprobs": [(p, t, None) for p, t in zip(logprobs, tokens, strict=True)],
+            "output_top_logprobs": [[(p, t, None), (p - 1, 0, None)] for p, t in zip(logprobs, tokens, strict=True)],
+            "cached_tokens": cached,
+            "completion_tokens": new_tokens,
+            "spec_verify_ct": steps,
+        }
+        return {"output_ids": list(tokens), "meta_info": meta}
+
+    async def async_generate(self, input_ids, sampling_params, rid=None, stream=False, **_):
+        whole = self.answer(input_ids, sampling_params["max_new_tokens"])
+        return self.chunks(whole, rid) if stream else whole
+
+    async def chunks(self, whole, rid):
+        for had in range(1, len(whole["output_ids"]) + 1, 5):
+            if rid in self.aborted:
+                return
+            yield {"output_ids": whole["output_ids"][:had]}
+            await asyncio.sleep(0)
+
+    def flush_cache(self):
+        self.seen.clear()
+        return SimpleNamespace(success=True)
+
+    def start_profile(self, output_dir, **_):
+        self.trace = Path(output_dir) / "0-TP-0.trace.json.gz"
+
+    def stop_profile(self):
+        launches = [{"name": "cudaGraphLaunch", "cat": "cuda_runtime", "args": {"correlation": i}} for i in range(6)]
+        kernels = [
+            {"name": name, "cat": "kernel", "ts": 100 * i + at, "dur": 20, "args": {"correlation": correlation}}
+            for i in range(6)
+            for name, at, correlation in (("treemla_plan", 0, i), ("treemla_verify_x", 30, i), ("fill", 60, 1000 + i))
+        ]
+        self.trace.write_bytes(gzip.compress(json.dumps({"traceEvents": launches + kernels}).encode()))
+
+    def shutdown(self):
+        pass

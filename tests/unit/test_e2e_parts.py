@@ -1,0 +1,76 @@
+"""The parts of tests/e2e that run inside or over an Engine: weights, counts of accepted children, traces of steps."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from e2e import stand_ins, trace_steps, weights
+from e2e.inside import accepted
+
+VOCABULARY, HIDDEN = 128, 2048
+
+
+def filled(name, *shape, heads=1):
+    weight = torch.empty(*shape, dtype=torch.bfloat16)
+    weights.fill_one(name, weight, heads)
+    return weight.float()
+
+
+def test_every_successor_of_a_token_leads_all_other_tokens():
+    tokens = filled("model.embed_tokens.weight", VOCABULARY, HIDDEN)
+    logits = tokens / tokens.square().mean(1, keepdim=True).sqrt() @ filled("lm_head.weight", VOCABULARY, HIDDEN).T
+    follows = torch.stack(weights.successors(VOCABULARY), dim=1)
+    of_successors = logits.gather(1, follows)
+    others = logits.scatter(1, follows, -torch.inf)
+    assert (of_successors.min(1).values > others.max(1).values).float().mean() > 0.95
+    assert all((follows[:, i].sort().values == torch.arange(VOCABULARY)).all() for i in range(follows.shape[1]))
+
+
+def test_the_draft_model_reads_and_names_tokens_as_the_target_does():
+    assert stand_ins.DRAFT["hidden_size"] == stand_ins.SMALL["hidden_size"]
+    assert stand_ins.DRAFT["vocab_size"] == stand_ins.SMALL["vocab_size"]
+    assert torch.equal(filled("lm_head.weight", 128, 64), filled("lm_head.weight", 128, 64))
+
+
+def test_heads_are_diffuse_and_peaked_and_layers_differ():
+    first, second = (filled(f"model.layers.{i}.self_attn.q_b_proj.weight", 8 * 192, 1536, heads=8) for i in (0, 1))
+    scale = first.view(8, -1).std(1) * 1536**0.5
+    assert scale.tolist() == pytest.approx([*weights.SHARPNESS, *weights.SHARPNESS[:2]], rel=0.02)
+    assert not torch.equal(first, second)
+
+
+def test_accepted_children_are_counted_by_their_place_among_their_siblings():
+    #     0 -> 1, 2; 1 -> 3; 2 -> 4, 5   and in the second request a chain
+    first_child = torch.tensor([[1, 3, 4, -1, -1, -1], [1, 2, 3, 4, 5, -1]])
+    accept_index = torch.tensor([[0, 2, 5, -1], [6, 7, 8, 9]], dtype=torch.int32)
+    assert accepted(first_child, accept_index).tolist() == [1, 5, 2]
+
+
+def test_a_step_is_split_into_groups_and_idle_time(tmp_path):
+    def kernel(name, ts, dur, correlation):
+        return {"name": name, "cat": "kernel", "ts": ts, "dur": dur, "args": {"correlation": correlation}}
+
+    events = [{"name": "process_name", "args": {"name": "python"}}]
+    for step in range(5):
+        at = 1000.0 * step
+        events.append({"name": "cudaGraphLaunch", "cat": "cuda_runtime", "args": {"correlation": step}})
+        events += [kernel("treemla_plan", at, 10, step), kernel("treemla_verify_wgmma_r72", at + 10, 50, step)]
+        events += [kernel("treemla_combine", at + 55, 10, step), kernel("gemm", at + 100, 100, step)]
+        events += [kernel("treemla_pack_mask", at + 900, 5, 100 + step), kernel("cat", at + 950, 20, 100 + step)]
+    path = tmp_path / "x.trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
+    made = trace_steps.summarise(path)
+    assert made["steps"] == 2 and made["step_us"] == 1000
+    assert made["idle_us"] == 1000 - 65 - 100 - 25
+    assert {name: tuple(held.values()) for name, held in made["groups"].items()} == {
+        "verify attention": (2, 60), "plan and pack": (2, 15), "rest of the graph": (1, 100), "outside it": (1, 20),
+    }  # fmt: skip
+    assert made["longest"][0] == {"group": "rest of the graph", "kernel": "gemm", "count": 1, "us": 100}
+
+
+def test_a_trace_without_steps_is_an_error(tmp_path):
+    path = tmp_path / "x.trace.json"
+    path.write_text(json.dumps({"traceEvents": []}))
+    with pytest.raises(ValueError, match="0 whole steps"):
+        trace_steps.summarise(path)
