@@ -101,6 +101,12 @@ def gpu_perf(session: nox.Session) -> None:
     run(session, "treemla", "bench", *session.posargs)
 
 
+@nox.session(name="gpu-peers")
+def gpu_peers(session: nox.Session) -> None:
+    """Every MLA kernel that this environment can import, timed beside ours, as data, table and picture."""
+    run(session, "treemla", "peers", *session.posargs)
+
+
 def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ...] = ()) -> None:
     """Run `python -m module` in the shared environment and say how to do so without nox; `paths` come before it."""
     install()

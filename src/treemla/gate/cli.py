@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treemla import nvcc, tiles
 from treemla.gate import doctor, layers, sass, static
-from treemla.gate.cases import CASES, WARM_CASES, VerifyCase
+from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.report import table
@@ -47,6 +47,10 @@ def parser() -> argparse.ArgumentParser:
     )
     verb.set_defaults(run=run_bench)
 
+    verb = verbs.add_parser("peers", help="time every MLA kernel on this machine beside treemla's, in turns")
+    add_measuring_arguments(verb, "build/gpu-peers.jsonl")
+    verb.set_defaults(run=run_peers)
+
     verb = verbs.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
     verb.add_argument("--picture", type=Path, default=Path("build/slots.png"), help="default: %(default)s")
     verb.add_argument("--steps", type=int, default=6000, help="decode steps of churn; default: %(default)s")
@@ -79,6 +83,13 @@ def run_bench(given: argparse.Namespace) -> Exit:
 
     chosen = chosen_cases(WARM_CASES if given.warm else CASES, given.case)
     return bench(chosen, given.out, given.commit, path=given.path, warm=given.warm) if chosen else Exit.USAGE
+
+
+def run_peers(given: argparse.Namespace) -> Exit:
+    from treemla.gate.peers_bench import bench_peers
+
+    chosen = chosen_cases(PEER_CASES, given.case)
+    return bench_peers(chosen, given.out, given.commit) if chosen else Exit.USAGE
 
 
 def chosen_cases(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:
