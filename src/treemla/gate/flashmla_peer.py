@@ -14,7 +14,7 @@ def load() -> Kernels:
     """get_mla_metadata, which plans a step, and flash_mla_with_kvcache; ImportError says what is missing."""
     from sgl_kernel import flash_mla
 
-    if problem := flash_mla._flashmla_import_error:  # noqa: SLF001 - it raises only once it is called
+    if problem := getattr(flash_mla, "_flashmla_import_error", None):  # which it raises only once it is called
         raise ImportError(f"sgl_kernel.flashmla_ops: {problem}")
     return flash_mla.get_mla_metadata, flash_mla.flash_mla_with_kvcache
 
