@@ -118,6 +118,12 @@ def gpu_e2e(session: nox.Session) -> None:
     session.run(str(python), "-m", "treemla", "test", "gpu-e2e", *session.posargs, env=env, external=True)
 
 
+@nox.session(name="gpu-peers")
+def gpu_peers(session: nox.Session) -> None:
+    """Every MLA kernel that this environment can import, timed beside ours, as data, table and picture."""
+    run(session, "treemla", "peers", *session.posargs)
+
+
 def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ...] = ()) -> None:
     """Run `python -m module` in the shared environment and say how to do so without nox; `paths` come before it."""
     install()

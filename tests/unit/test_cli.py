@@ -82,24 +82,36 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["test", "gpu-parity"], ["test", "gpu-graph"], ["test", "gpu-sanitize"], ["test", "gpu-e2e"], ["bench"]],
+    [
+        ["test", "gpu-parity"],
+        ["test", "gpu-graph"],
+        ["test", "gpu-sanitize"],
+        ["test", "gpu-e2e"],
+        ["bench"],
+        ["bench", "--warm"],
+        ["peers"],
+    ],
 )
 def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
-    monkeypatch.setattr("treemla.gate.bench.gpu_problem", lambda: "no GPU: none here")
+    for module in ("bench", "peers_bench"):
+        monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
     assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
     assert "no GPU: none here" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"], ["bench", "--path", "x"]]
+)
 def test_wrong_usage_exits_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == Exit.USAGE
 
 
-def test_bench_with_a_case_that_does_not_exist_exits_2(capsys):
-    assert cli.main(["bench", "--case", "no-such-case"]) == Exit.USAGE
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--warm"], ["peers"]])
+def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(capsys, arguments):
+    assert cli.main([*arguments, "--case", "no-such-case"]) == Exit.USAGE
     assert "verify-b1-c4096-t9-h8-p1-bf16" in capsys.readouterr().err
 
 
@@ -141,5 +153,5 @@ def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):
 
 def test_the_module_runs_as_a_command():
     done = subprocess.run([sys.executable, "-m", "treemla", "--help"], capture_output=True, text=True, check=True)
-    for verb in ("check", "test", "bench", "static", "doctor"):
+    for verb in ("check", "test", "bench", "peers", "static", "doctor"):
         assert verb in done.stdout

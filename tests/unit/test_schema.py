@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treemla.gate import fingerprint, schema
-from treemla.gate.cases import CASES
+from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES
 
 WHERE = schema.Where(
     "NVIDIA H200", "580.1", "13.0", "2.11.0", None, None, "0" * 40, "2026-01-02T03:04:05Z", "python -m treemla bench"
@@ -81,6 +81,16 @@ def test_a_commit_that_the_caller_names_is_kept():
 
 
 def test_case_ids_are_distinct_and_fit_the_schema_file():
-    assert len({case.id for case in CASES}) == len(CASES)
-    for case in CASES:
-        VALIDATOR.validate(measurement(case=case.id))
+    for cases in (CASES, PEER_CASES, WARM_CASES):
+        assert len({case.id for case in cases}) == len(cases)
+        for case in cases:
+            VALIDATOR.validate(measurement(case=case.id))
+
+
+def test_a_file_from_before_peers_were_timed_loads(tmp_path):
+    path = tmp_path / "a.jsonl"
+    old = measurement()
+    del old["where"]["peer"]
+    path.write_text(json.dumps(old) + "\n")
+    assert schema.load(path)[0].where == WHERE
+    VALIDATOR.validate(old)

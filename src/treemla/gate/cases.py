@@ -1,4 +1,4 @@
-"""What the performance layer measures."""
+"""What the performance layers measure."""
 
 from dataclasses import dataclass
 
@@ -44,3 +44,18 @@ CASES = (
     _case(1, 65536, 9, 8, page_size=64),
     VerifyCase((65536, 16384, 4096, 512), 9, 8),
 )
+
+PEER_CASES = (
+    _case(1, 4096, 9, 8),
+    _case(1, 16384, 9, 8),
+    _case(1, 65536, 9, 8),
+    _case(1, 65536, 1, 8),
+    _case(1, 65536, 32, 8),
+    _case(8, 16384, 9, 8),
+    _case(32, 4096, 9, 8),
+    _case(8, 16384, 1, 8),
+    _case(8, 16384, 9, 64),
+    _case(8, 16384, 9, 64, page_size=64),
+)
+
+WARM_CASES = tuple(_case(1, context, tree_tokens, 8) for tree_tokens in (1, 9, 16, 32) for context in (4096, 16384))

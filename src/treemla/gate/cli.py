@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treemla import nvcc, tiles
 from treemla.gate import doctor, layers, sass, static
-from treemla.gate.cases import CASES
+from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.report import table
@@ -40,10 +40,16 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser(
         "bench", help="time the kernels on this GPU, beside SGLang's Triton kernel where it is installed"
     )
-    verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
-    verb.add_argument("--out", type=Path, default=Path("build/gpu-perf.jsonl"), help="default: %(default)s")
-    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    add_measuring_arguments(verb, "build/gpu-perf.jsonl")
+    verb.add_argument("--path", choices=list(tiles.PATHS), help="this verify kernel alone")
+    verb.add_argument(
+        "--warm", action="store_true", help="the verify kernel alone, its KV in L2: clocks a token and SM"
+    )
     verb.set_defaults(run=run_bench)
+
+    verb = verbs.add_parser("peers", help="time every MLA kernel on this machine beside treemla's, in turns")
+    add_measuring_arguments(verb, "build/gpu-peers.jsonl")
+    verb.set_defaults(run=run_peers)
 
     verb = verbs.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
     verb.add_argument("--picture", type=Path, default=Path("build/slots.png"), help="default: %(default)s")
@@ -58,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def add_measuring_arguments(verb: argparse.ArgumentParser, out: str) -> None:
+    verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
+    verb.add_argument("--out", type=Path, default=Path(out), help="default: %(default)s")
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+
+
 def run_test(given: argparse.Namespace) -> Exit:
     layer = layers.LAYERS[given.layer]
     outcome = layers.run(layer, given.extra)
@@ -69,13 +81,23 @@ def run_test(given: argparse.Namespace) -> Exit:
 def run_bench(given: argparse.Namespace) -> Exit:
     from treemla.gate.bench import bench
 
-    chosen = [case for case in CASES if not given.case or any(text in case.id for text in given.case)]
+    chosen = chosen_cases(WARM_CASES if given.warm else CASES, given.case)
+    return bench(chosen, given.out, given.commit, path=given.path, warm=given.warm) if chosen else Exit.USAGE
+
+
+def run_peers(given: argparse.Namespace) -> Exit:
+    from treemla.gate.peers_bench import bench_peers
+
+    chosen = chosen_cases(PEER_CASES, given.case)
+    return bench_peers(chosen, given.out, given.commit) if chosen else Exit.USAGE
+
+
+def chosen_cases(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:
+    """Those whose id contains one of the texts, all without texts; where there is none, say so."""
+    chosen = [case for case in cases if not texts or any(text in case.id for text in texts)]
     if not chosen:
-        print(
-            f"--case: expected part of one of {', '.join(case.id for case in CASES)}, got {given.case}", file=sys.stderr
-        )
-        return Exit.USAGE
-    return bench(chosen, given.out, given.commit)
+        print(f"--case: expected part of one of {', '.join(case.id for case in cases)}, got {texts}", file=sys.stderr)
+    return chosen
 
 
 def run_bench_slots(given: argparse.Namespace) -> Exit:

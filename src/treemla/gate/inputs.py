@@ -38,10 +38,17 @@ class Inputs:
         pack_tree_mask(self.mask, self.seq_lens, self.words, MaskLayout.FULL)
         self.plan.update(self.seq_lens, self.slots)
 
-    def error_of(self, out: torch.Tensor, lse: torch.Tensor | None) -> str:
-        """What is wrong with the last request's rows as computed on the last layer; empty where nothing is."""
+    def empty_out(self) -> torch.Tensor:
+        """[B*T, H, 512] of NaN, for a kernel to fill."""
+        return self.q.new_full((*self.q.shape[:2], 512), torch.nan)
+
+    def error_of(self, out: torch.Tensor, lse: torch.Tensor | None, *, causal: bool = False) -> str:
+        """What is wrong with the last request's rows as computed on the last layer; empty where nothing is.
+
+        causal: the result should be that of a chain, not of the tree.
+        """
         tokens = self.case.tree_tokens
-        one = [self.owned[-1]], [self.case.contexts[-1]], self.words[-tokens:]
+        one = [self.owned[-1]], [self.case.contexts[-1]], None if causal else self.words[-tokens:]
         want, want_lse = reference.verify_reference(self.q[-tokens:], self.kv_layers[-1], *one, sm_scale=SM_SCALE)
         got = out[-tokens:].double()
         relative = float((got - want).norm() / want.norm())
@@ -53,8 +60,13 @@ class Inputs:
         return ""
 
 
-def make_inputs(case: VerifyCase, device: torch.device, cold_bytes: int = COLD_BYTES) -> Inputs:
-    """The same at every call on a device; pools of `cold_bytes` in all. The words are packed and the plan is made."""
+def make_inputs(
+    case: VerifyCase, device: torch.device, cold_bytes: int = COLD_BYTES, path: str | None = None
+) -> Inputs:
+    """The same at every call on a device; pools of `cold_bytes` in all. The words are packed and the plan is made.
+
+    path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first.
+    """
     seed = zlib.crc32(case.id.encode())
     numpy_random, random = np.random.default_rng(seed), torch.Generator(device).manual_seed(seed)
     pages = [-(-(n + case.tree_tokens) // case.page_size) for n in case.contexts]
@@ -83,7 +95,9 @@ def make_inputs(case: VerifyCase, device: torch.device, cold_bytes: int = COLD_B
         seq_lens=torch.tensor(case.contexts, dtype=torch.int32, device=device),
         mask=torch.from_numpy(full_mask(trees, case.contexts)).to(device),
         words=torch.zeros(case.batch * case.tree_tokens, dtype=torch.int64, device=device),
-        plan=VerifyPlan(VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size), case.batch, device),
+        plan=VerifyPlan(
+            VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size), case.batch, device, path=path
+        ),
     )
     made.plan_step()
     return made

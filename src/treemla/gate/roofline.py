@@ -1,5 +1,6 @@
 """The least time a verify call can take on a GPU: the bytes it must move and the flops it must do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treemla.gate.cases import CASES, VerifyCase
@@ -40,7 +41,7 @@ def floor_us(case: VerifyCase, made: Ceiling) -> float:
     return 1e6 * max(traffic_bytes(case) / made.bytes_per_s, flops(case) / made.flops_per_s)
 
 
-def floors_us(gpu: str) -> dict[str, float]:
-    """{case id: floor} of every measured case on this GPU; empty where its ceiling is unknown."""
+def floors_us(gpu: str, cases: Sequence[VerifyCase] = CASES) -> dict[str, float]:
+    """{case id: floor} of the cases on this GPU; empty where its ceiling is unknown."""
     made = ceiling(gpu)
-    return {case.id: floor_us(case, made) for case in CASES} if made else {}
+    return {case.id: floor_us(case, made) for case in cases} if made else {}

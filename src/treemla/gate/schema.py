@@ -13,7 +13,9 @@ SCHEMA = Path(__file__).with_name("result.schema.json")
 
 @dataclass(frozen=True)
 class Where:
-    """The machine and software a measurement came from. None: not there."""
+    """The machine and software a measurement came from. None: not there. peer: the library that was timed, where it is
+    neither treemla nor SGLang.
+    """
 
     gpu: str
     driver: str | None
@@ -24,6 +26,7 @@ class Where:
     treemla: str
     date: str
     command: str
+    peer: str | None = None
 
 
 @dataclass(frozen=True)
