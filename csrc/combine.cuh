@@ -13,8 +13,8 @@ constexpr int kCombineWarps = 16;
 constexpr int kCombineThreads = 32 * kCombineWarps;
 constexpr int kUnitsARow = 2;
 constexpr int kUnitDims = kLatentDim / kUnitsARow;
-constexpr int kRowsAtOnce = 9;              // partials that a warp has in flight
-constexpr int kHeldRows = 3 * kRowsAtOnce;  // that its lanes know
+constexpr int kRowsAtOnce = 5;              // partials that a warp has in flight
+constexpr int kHeldRows = 6 * kRowsAtOnce;  // that its lanes know
 constexpr int kSumStride = 48;              // floats; 16 mod 32: a warp's reads of two meet no bank twice
 
 // Rows of the workspace with the partials of one query row that a warp merges: of pieces first, first + stride, ... below

@@ -45,7 +45,7 @@ struct Slots {
 };
 
 // A part of a request's KV: tokens kv_begin .. kv_end-1; slot of its partial, or kDirect.
-struct Piece {
+struct alignas(16) Piece {
   int32_t request, kv_begin, kv_end, slot;
 };
 

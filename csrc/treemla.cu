@@ -9,9 +9,14 @@
 
 using namespace treemla;
 
-extern "C" __global__ void __launch_bounds__(kPlanThreads) treemla_plan(const __grid_constant__ PlanParams p) { plan(p); }
+extern "C" __global__ void __launch_bounds__(kPlanThreads) treemla_plan(const __grid_constant__ PlanParams p) {
+  allow_dependents();
+  wait_for_dependency();
+  plan(p);
+}
 
 extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(const __grid_constant__ PackMaskParams p) {
+  allow_dependents();
   pack_mask(p);
 }
 

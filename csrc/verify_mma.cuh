@@ -46,7 +46,7 @@ template <class Layout>
 struct MmaProducer {
   const VerifyParams& p;
   const uint32_t base;  // shared address
-  const int64_t row_of_0 = load_index(p.slots.row, 0, p.slots.row_is_64);
+  const int64_t row_of_0;
   const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
   RingPosition<kStages> at;
 
@@ -341,7 +341,7 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   const PartPieces pieces(p);
   if (threadIdx.x >= 32 * kWarps) {
     release_registers<kProducerRegisters>();
-    MmaProducer<Layout> producer{p, shared_address(shared)};
+    MmaProducer<Layout> producer{p, shared_address(shared), pieces.row_of_0};
     for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else {

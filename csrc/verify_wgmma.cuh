@@ -35,7 +35,7 @@ constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
 
-constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base 2
+constexpr float kReach = 40.f;  // of scores around their row's reference, base 2; values up to 2^60 then stay finite
 
 // Registers a thread: together what the launch takes, 128 each; a claim beyond it would wait forever.
 constexpr int kCopyRegisters = 40, kScorerRegisters = 120, kAccumulatorRegisters = 176;
@@ -76,7 +76,7 @@ struct WgProducer {
   static constexpr int kRowsEach = 4;
   const VerifyParams& p;
   const uint32_t base;  // shared address
-  const int64_t row_of_0 = load_index(p.slots.row, 0, p.slots.row_is_64);
+  const int64_t row_of_0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   RingPosition<Layout::kRing> at;
   RingPosition<Layout::kRingGroups> group;
@@ -143,7 +143,8 @@ struct Scorer {
   __device__ float* scale() const { return reinterpret_cast<float*>(shared + Layout::kScale); }
   __device__ float* warp_values() const { return reinterpret_cast<float*>(shared + Layout::kWarpValues); }
 
-  __device__ void load_query() {
+  // Starts copying a piece's query rows. Q is free once the last scores of the piece before are there.
+  __device__ void copy_query(int request) const {
     for (int row = thread / 8; row < kRows; row += 16) {
       const bool held = row0 + row < p.tree_tokens * p.heads;
       const int64_t token = int64_t(request) * p.tree_tokens + (held ? (row0 + row) / p.heads : 0);
@@ -155,13 +156,12 @@ struct Scorer {
       for (int box = 0; box < kBoxes; ++box)
         copy_16_bytes(to + box * Layout::kRowBytes, box == 0 ? rope : latent + (box - 1) * 64, held);
     }
-    const int first_token = row0 / p.heads, tokens = min(Layout::kTokens, p.tree_tokens - first_token);
-    if (thread < kRows) shared[Layout::kTokenOfRow + thread] = char(min((row0 + thread) / p.heads - first_token, tokens - 1));
-    if (thread < tokens)
-      reinterpret_cast<uint64_t*>(shared + Layout::kWords)[thread] = tree_word(p, request, first_token + thread);
-    wait_copies();
-    fence_async_proxy();
-    together();
+  }
+
+  __device__ void load_words() const {
+    const int i = thread_again() % 128, first_token = row0 / p.heads, tokens = min(Layout::kTokens, p.tree_tokens - first_token);
+    if (i < kRows) shared[Layout::kTokenOfRow + i] = char(min((row0 + i) / p.heads - first_token, tokens - 1));
+    if (i < tokens) reinterpret_cast<uint64_t*>(shared + Layout::kWords)[i] = tree_word(p, request, first_token + i);
   }
 
   // Three boxes at a time: the proxy fence is too dear for each, and so is a look at a barrier.
@@ -189,19 +189,27 @@ struct Scorer {
     if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage);
   }
 
-  // Probabilities of a tile. They are relative to `reference`, which follows a row's maximum only where that rises by
-  // more than kHeadroom: a common tile then needs one vote of the warpgroup and neither a reduction over lanes and warps
-  // nor a rescale of the outputs. Float32 sums and bf16 probabilities lose nothing by a scale of up to 2^kHeadroom.
-  __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
+  // Probabilities of a tile, relative to each row's reference: 0 at first, and moved to the row's maximum where scores
+  // leave the reach of float32 around it. A common tile needs one vote of the warpgroup for that, no reduction over
+  // lanes and warps and no rescale of the outputs; a power of two takes nothing from float32 sums or bf16 probabilities.
+  // `only`: the piece has no other tile.
+  __device__ void softmax(float (&s)[4 * kRowTiles], int tile, bool only) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
-    float most[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};  // above the reference; four chains, not one long one
+    const auto most = [&](int j) {
+      return fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]);
+    };
+    float above[3] = {-INFINITY, -INFINITY, -INFINITY}, below = INFINITY;  // three chains, not one long one
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j)
-      most[j % 4] = fmaxf(most[j % 4], fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]));
-    const bool rises = vote_any<2, 128>(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])) > kHeadroom);
-    if (rises) raise_reference(s);
-    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = rises;
+    for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], most(j));
+    // Of the first tile no row may lie wholly below. A token hidden from a row counts, unless no other tile follows.
+    if (tile == 0)
+#pragma unroll
+      for (int j = 0; j < 2 * kRowTiles; ++j)
+        if (!only || most(j) != -INFINITY) below = fminf(below, most(j));
+    const bool moves = vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kReach || below < -kReach);
+    if (moves) move_reference(s, tile == 0);
+    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = moves;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -213,7 +221,10 @@ struct Scorer {
   }
 
   // The reference becomes the maximum so far; the factors that this asks of older values go to the accumulators.
-  __device__ void raise_reference(const float (&s)[4 * kRowTiles]) {
+  __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first) {
+    if (first)
+#pragma unroll
+      for (float& x : reference) x = kLowestScore;
     float* warp_max = warp_values() + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
@@ -266,7 +277,8 @@ struct Scorer {
   // P^T fragments, tokens by rows, become rows of 64 tokens: transposed 8 x 8 stores. Lane l gives the address of row
   // l % 8 of matrix l / 8; matrices are (tokens 0-7, 8-15 of the warp) of one column tile, then of the next.
   __device__ void store_probs(const float (&s)[4 * kRowTiles]) const {
-    const uint32_t probs = base + Layout::kProbs;
+    const int row = 8 * (lane / 16) + lane % 8, chunk = 2 * warp + lane / 8 % 2;
+    const uint32_t probs = base + Layout::kProbs + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
     for (int n = 0; n < kRowTiles; n += 2) {
       uint32_t m[4];
@@ -276,10 +288,8 @@ struct Scorer {
         const __nv_bfloat162 two = __floats2bfloat162_rn(s[at_value], s[at_value + 1]);
         m[i] = reinterpret_cast<const uint32_t&>(two);
       }
-      const int row = 8 * (n + lane / 16) + lane % 8, chunk = 2 * warp + lane / 8 % 2;
-      const uint32_t to = probs + row * 128 + (chunk ^ row % 8) * 16;
-      if (n + 1 < kRowTiles) stmatrix_x4_trans(to, m);
-      else stmatrix_x2_trans(to, m[0], m[1]);
+      if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, m);
+      else stmatrix_x2_trans(probs + n * 1024, m[0], m[1]);
     }
   }
 
@@ -289,23 +299,29 @@ struct Scorer {
     turn ^= 1;
   }
 
-  __device__ void run(const Piece piece) {
+  // copy_query(piece.request) has been called; next_request: of the piece after this one, or -1.
+  __device__ void run(const Piece piece, int next_request) {
     request = piece.request;
     kv_begin = piece.kv_begin;
     kv_end = piece.kv_end;
     committed = p.committed[request];
-    load_query();
+    load_words();
+    wait_copies();
+    fence_async_proxy();
+    together();
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = kLowestScore, row_sum[j] = 0.f;
+    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = row_sum[j] = 0.f;
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) {
       float s[4 * kRowTiles];
       const int first_stage = at.stage;
       score(s);
       release(first_stage);
-      softmax(s, tile);
+      if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
+      softmax(s, tile, tiles == 1);
       hand_over();
     }
+    if (tiles == 0 && next_request >= 0) copy_query(next_request);
     finish(piece.slot);
   }
 
@@ -329,7 +345,7 @@ struct Scorer {
     if (thread < kRows) {
       const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
       const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
-      scale[thread] = sum == 0.f ? 0.f : p.v_scale / sum;
+      scale[thread] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
       if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + thread] = lse;
       else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;
     }
@@ -455,17 +471,19 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
-    WgProducer<Layout> producer{p, base};
+    WgProducer<Layout> producer{p, base, pieces.row_of_0};
     for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
     Scorer<kRowTiles> scorer{p, shared, base};
-    for (int i = pieces.begin; i < pieces.end; ++i) scorer.run(pieces.at(i));
+    if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
+    for (int i = pieces.begin; i < pieces.end; ++i)
+      scorer.run(pieces.at(i), i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
   } else {
     claim_registers<kAccumulatorRegisters>();
     Accumulator<kRowTiles> accumulator{p, shared, base};
-    for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(pieces.at(i));
+    for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
   }
 }
 

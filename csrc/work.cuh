@@ -48,9 +48,11 @@ struct PartPieces {
   const Piece* const pieces;
   const int begin, end;
   const Piece guess;
+  const int64_t row_of_0;  // of request 0's slots, for the same reason
 
   __device__ PartPieces(const VerifyParams& p)
-      : pieces(p.pieces), begin(p.part_ptr[blockIdx.y]), end(p.part_ptr[blockIdx.y + 1]), guess(p.pieces[blockIdx.y]) {}
+      : pieces(p.pieces), begin(p.part_ptr[blockIdx.y]), end(p.part_ptr[blockIdx.y + 1]), guess(p.pieces[blockIdx.y]),
+        row_of_0(load_index(p.slots.row, 0, p.slots.row_is_64)) {}
   __device__ Piece at(int i) const { return i == blockIdx.y ? guess : pieces[i]; }
 };
 
@@ -65,7 +67,6 @@ struct SlotReader {
   const int32_t* first;  // low word of the piece's first slot
   int shift;             // 1 for 64-bit indices
 
-  // row_of_0: of request 0, which a kernel reads before it knows its piece; with one request this saves a latency.
   __device__ SlotReader(const VerifyParams& p, const Piece& piece, int64_t row_of_0)
       : kv_begin(piece.kv_begin), kv_end(piece.kv_end), shift(p.slots.index_is_64) {
     const int64_t row = piece.request ? load_index(p.slots.row, piece.request, p.slots.row_is_64) : row_of_0;

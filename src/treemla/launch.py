@@ -20,7 +20,7 @@ PLAN_THREADS = 256
 PACK_THREADS = 256
 COMBINE_WARPS = 16
 COMBINE_UNIT_DIMS = 256
-COMBINE_WARP_PIECES = 9  # partial rows that a combine warp reads at once
+COMBINE_WARP_PIECES = 5  # partial rows that a combine warp reads at once
 DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
 INT32_MAX = 2**31 - 1
 
@@ -90,7 +90,14 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
     )
     shared_bytes = plan_shared_bytes(batch, plan.parts)
     _launch(
-        "treemla_plan", plan.device, (1,), PLAN_THREADS, shared_bytes, args, shared_limit_bytes=PLAN_SHARED_LIMIT_BYTES
+        "treemla_plan",
+        plan.device,
+        (1,),
+        PLAN_THREADS,
+        shared_bytes,
+        args,
+        shared_limit_bytes=PLAN_SHARED_LIMIT_BYTES,
+        overlaps_previous=True,
     )
 
 
