@@ -98,10 +98,10 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   int32_t* cut_part = cuts_before + parts + 2;   // part of the nth effective cut
 
   for (int r = thread; r < batch; r += kPlanThreads)
-    line_begin[r] = held_tiles(committed[r], p.tree_tokens) + kRequestOverheadTiles;
+    line_begin[r] = held_tiles(committed[r], p.tree_tokens) + p.overhead_tiles;
   __syncthreads();
   prefix_sum(line_begin, batch);
-  const int32_t total = line_begin[batch] - kRequestOverheadTiles;
+  const int32_t total = line_begin[batch] - p.overhead_tiles;
   const int32_t share = max(kMinPartTiles, (total + parts - 1) / parts);
 
   for (int i = thread; i <= parts; i += kPlanThreads) {

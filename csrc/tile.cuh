@@ -26,7 +26,6 @@ constexpr int kScoreStride = kTileTokens + 4;   // floats; 2 * stride = 8 mod 32
 constexpr int kProbStride = kTileTokens + 8;    // bf16; 5 * 16 bytes: conflict-free ldmatrix
 
 constexpr int kMinPartTiles = 2;
-constexpr int kRequestOverheadTiles = 6;
 constexpr int kDirect = -1;
 constexpr int kOverlong = -1;
 
@@ -61,6 +60,7 @@ struct PlanParams {
   int32_t slots_are_ranges;
   int32_t capacity;      // slots a request may hold, tree included
   int32_t split_tokens;  // 0: balanced
+  int32_t overhead_tiles;  // what a request costs beside its tiles
 };
 
 struct PackMaskParams {

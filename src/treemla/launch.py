@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treemla import cubins, tiles
+from treemla import cubins, schedule, tiles
 from treemla.problem import Slots, SlotTable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class PlanArgs(ctypes.Structure):
         ("slots", SlotsArg),
         *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr")),
         *((name, ctypes.c_int32) for name in ("batch", "parts", "tree_tokens", "tail", "seq_lens_is_64")),
-        *((name, ctypes.c_int32) for name in ("slots_are_ranges", "capacity", "split_tokens")),
+        *((name, ctypes.c_int32) for name in ("slots_are_ranges", "capacity", "split_tokens", "overhead_tiles")),
     ]
 
 
@@ -87,6 +87,7 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         slots_are_ranges=not isinstance(slots, SlotTable),
         capacity=capacity,
         split_tokens=plan.fixed_split_tokens or 0,
+        overhead_tiles=schedule.overhead_tiles(plan.block_rows),
     )
     shared_bytes = plan_shared_bytes(batch, plan.parts)
     _launch(

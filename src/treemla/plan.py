@@ -140,7 +140,10 @@ class VerifyPlan:
         """What `update` writes for these committed lengths [B], computed on the host."""
         tree_tokens, split_tokens = self.shape.tree_tokens, self.fixed_split_tokens
         if split_tokens is None:
-            return schedule.balanced_schedule(committed, tree_tokens=tree_tokens, parts=self.parts)
+            overhead = schedule.overhead_tiles(self.block_rows)
+            return schedule.balanced_schedule(
+                committed, tree_tokens=tree_tokens, parts=self.parts, overhead=overhead
+            )
         return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
 
     def load(self, made: schedule.Schedule) -> None:

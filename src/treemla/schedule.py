@@ -3,7 +3,7 @@
 A request's KV is its n_b committed tokens and then T tree tokens. It is cut into *pieces* at multiples of
 TILE_TOKENS, never inside the tree. Two rules:
 
-* balanced (default): lay the requests end to end, one unit a tile and `REQUEST_OVERHEAD_TILES` between requests,
+* balanced (default): lay the requests end to end, one unit a tile and `overhead` between requests,
   and cut the line into `parts` equal shares. A cut that falls into the overhead moves to the next request's start,
   one that falls behind the last whole committed tile moves to that tile's end. Few, long pieces; a request's cuts
   depend on its neighbours.
@@ -19,7 +19,6 @@ import numpy.typing as npt
 from treemla.tiles import TILE_TOKENS
 
 MIN_PART_TILES = 2  # (device) a shorter piece costs more in partials than it saves
-REQUEST_OVERHEAD_TILES = 6  # (device) draining, writing a partial and loading Q, in tiles of work
 DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
 OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
 
@@ -46,12 +45,20 @@ def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: 
     return np.where(too_long, OVERLONG, committed).astype(np.int32)
 
 
-def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int) -> Schedule:
-    """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed."""
+def overhead_tiles(block_rows: int) -> int:
+    """What a request costs a CTA beside its tiles: Q comes, the last tile drains, a partial goes, all by the row."""
+    return 2 + block_rows // 18
+
+
+def balanced_schedule(
+    committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, overhead: int
+) -> Schedule:
+    """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
+    request, in tiles."""
     batch = len(committed)
     held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // TILE_TOKENS))
-    begin = np.concatenate([[0], np.cumsum(held + REQUEST_OVERHEAD_TILES)])
-    total = int(begin[batch]) - REQUEST_OVERHEAD_TILES
+    begin = np.concatenate([[0], np.cumsum(held + overhead)])
+    total = int(begin[batch]) - overhead
     share = max(MIN_PART_TILES, -(-total // parts))
 
     cuts = [(0, 0)] + [_cut(p * share, begin, held, committed) for p in range(1, parts)] + [(batch, 0)]
