@@ -68,7 +68,8 @@ def verify_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of B requests' tree tokens over their committed tokens and trees.
 
-    q: [B*T, H, head_dim]; kv: [S, head_dim], the key, of which the first `latent_dim` elements are the value;
+    q: [B*T, H, head_dim]; kv: [S, head_dim], the key, of which the first `latent_dim` elements are the value, in any
+    floating dtype, 8 bits included;
     slots: one [n_b + T] tensor a request, the rows of kv that hold its tokens in order; committed: n_b;
     words: [B*T] int64, bit j of row i: tree token i sees tree token j; None: a chain. Keys are kv * k_scale, values
     kv * v_scale. Returns out [B*T, H, latent_dim] and lse [B*T, H] (natural log), float64; 0 and -inf where a row
