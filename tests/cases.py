@@ -184,7 +184,10 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
 
     kv_cache = torch.full((pool_slots, 576), torch.nan, dtype=case.shape.kv_dtype, device=device)
     for request in range(case.batch - case.padding):
-        kv_cache[owned[request]] = _kv_rows(case, request, plan, random).to(kv_cache.dtype)
+        made = _kv_rows(case, request, plan, random).to(kv_cache.dtype)
+        kv_cache.view(torch.uint8)[owned[request]] = made.view(
+            torch.uint8
+        )  # bytes: not every torch writes fp8 by index
     rows = case.batch * case.tree_tokens
     return Inputs(
         case,

@@ -88,6 +88,13 @@ class SlotRanges:
 Slots = SlotTable | SlotRanges
 
 
+def rows_at(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """kv[slots]: [N, head_dim] of kv's dtype. Eight-bit rows are picked as bytes: not every torch indexes fp8."""
+    if kv.element_size() > 1:
+        return kv[slots]
+    return kv.view(torch.uint8)[slots].view(kv.dtype)
+
+
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")

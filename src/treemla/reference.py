@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from treemla.problem import rows_at
+
 CHUNK_SCORES = 1 << 26  # scores held at a time: 512 MiB in float64
 
 
@@ -40,7 +42,7 @@ def attention_rows(
         tree_words = None if words is None else words[b * tree_tokens : (b + 1) * tree_tokens]
         visible = visible_tokens(committed[b], tree_tokens, tree_words, kv.device)
         seen = visible.any(dim=0)  # by some row; nothing else is read, be it NaN
-        visible, context = visible[:, seen], kv[owned[seen]].double()
+        visible, context = visible[:, seen], rows_at(kv, owned[seen]).double()
         keys, values = context * k_scale, context[:, :latent_dim] * v_scale
         step = max(1, CHUNK_SCORES // (heads * len(owned)))
         for begin in range(0, tree_tokens, step):
