@@ -26,9 +26,10 @@ MIXES = {
     3: (16384, 37, 4096, 0, 1000, 8191, 1, 250),
     4: (37, 0, 90, 1),
 }
+KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": FAMILIES, "slots": SLOTS, "path": PATHS}  # the words of an id
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
 NEEDLE_SCORE = 30.0
-HIGH_SLOT = 3_800_000  # times 1,152 bytes is past 2^32; times 576 elements past 2^31
+HIGH_SLOT = 3_800_000  # times 1,152 bytes is past 2^32; times 576 elements, or bytes of fp8, past 2^31
 UNSEEN_VALUE = 1e4  # of rows that are a request's and seen by nobody; where the format ends earlier, its largest
 UNUSED_COLUMN = 0x7FFF_FF00  # a slot index that no pool has: reading through it faults
 
@@ -90,17 +91,7 @@ class Case:
             lengths = tuple(map(int, context.split("_")))
             lengths = lengths * int(batch) if len(lengths) == 1 else lengths
         held: dict[str, object] = {}
-        words = {
-            word: kind
-            for kind, known in (
-                ("kv", KV_DTYPES),
-                ("tree", TREES),
-                ("family", FAMILIES),
-                ("slots", SLOTS),
-                ("path", PATHS),
-            )
-            for word in known
-        }
+        words = {word: kind for kind, known in KINDS.items() for word in known}
         numbers = {field.name: type(field.default) for field in fields(cls)[5:]}
         for part in filter(None, rest.split("-")):
             if part in words:

@@ -1,4 +1,4 @@
-"""KV rows of 8 bits (e4m3): what a shape and a call take, and that nothing is rounded on the way but the rows."""
+"""KV rows of 8 bits (e4m3): what a shape and a call take and refuse."""
 
 from dataclasses import replace
 
@@ -79,26 +79,15 @@ def test_rows_with_a_head_axis_or_further_apart_give_the_same_bits(inputs: Input
         assert all(torch.equal(mine, its) for mine, its in zip(run(inputs, kv_cache=kv_cache), expected, strict=True))
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_cache_widened_beforehand_gives_the_same_bits(dtype: str) -> None:
-    """Every e4m3 value is one of the wider format: reading rows rounds nothing."""
+    """In the narrower formats too; tests/parity has what holds on either device."""
     inputs = make_inputs(replace(CASE, dtype=dtype), torch.device("cpu"))
     out, lse = run(inputs)
     plan = VerifyPlan(replace(inputs.case.shape, kv_dtype=inputs.q.dtype), CASE.batch, "cpu")
     plan.update(inputs.seq_lens, inputs.slots)
     wide = run(inputs, kv_cache=inputs.kv_cache.to(inputs.q.dtype), plan=plan)
     assert torch.equal(wide[0], out) and torch.equal(wide[1], lse)
-
-
-def test_a_nan_in_an_owned_row_shows(inputs: Inputs) -> None:
-    """0x7f and 0xff are NaN; nothing may turn them into a number."""
-    raw = inputs.kv_cache.view(torch.uint8)
-    for column, byte in ((3, 0x7F), (575, 0xFF)):
-        held = int(raw[inputs.owned[0][0], column])
-        raw[inputs.owned[0][0], column] = byte
-        out, lse = run(inputs)
-        assert out[:6].isnan().all() and lse[:6].isnan().all() and out[6:].isfinite().all()
-        raw[inputs.owned[0][0], column] = held
 
 
 def test_compiled_call_is_one_graph_with_the_same_bits(inputs: Inputs) -> None:
