@@ -10,7 +10,7 @@ PAGE_SIZES = (1, 16, 64)
 PORTABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUDA_DTYPES = (torch.bfloat16,)
 FP8 = torch.float8_e4m3fn  # of KV rows: 4 bits of exponent, 3 of mantissa, no infinity, largest 448
-CUDA_KV_DTYPES = (torch.bfloat16,)
+CUDA_KV_DTYPES = (torch.bfloat16, FP8)
 
 
 @dataclass(frozen=True)

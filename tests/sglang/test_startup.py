@@ -139,6 +139,15 @@ def test_on_a_gpu_what_the_kernels_do_not_take_is_refused(monkeypatch):
     assert "latent and rope widths (32, 16)" in refusal(make_runner(dtype=torch.bfloat16))
 
 
+def test_on_a_gpu_an_fp8_cache_is_served_beside_bf16_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(startup, "_is_cuda", lambda runner: True)
+    served, other = (make_runner(dtype=dtype, fp8_kv_cache=True) for dtype in (torch.bfloat16, torch.float16))
+    for runner in (served, other):
+        runner.model_config.kv_lora_rank, runner.model_config.qk_rope_head_dim = 512, 64
+    startup._expect_model(served)
+    assert "--dtype: torch.float16, served" in refusal(other)
+
+
 def test_a_gpu_without_kernels_is_refused_at_start_up(monkeypatch):
     def no_target(device):
         raise RuntimeError("no kernels for compute capability 8.0")

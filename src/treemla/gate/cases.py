@@ -53,6 +53,12 @@ CASES = (
     _case(32, 4096, 9, 8),
     _case(1, 65536, 9, 8, page_size=64),
     VerifyCase((65536, 16384, 4096, 512), 9, 8),
+    _case(1, 16384, 9, 8, fp8_kv=True),
+    _case(1, 65536, 1, 8, fp8_kv=True),
+    _case(1, 65536, 9, 8, fp8_kv=True),
+    _case(8, 16384, 1, 8, fp8_kv=True),
+    _case(8, 16384, 9, 8, fp8_kv=True),
+    _case(8, 16384, 9, 64, fp8_kv=True),
 )
 
 PEER_CASES = (
