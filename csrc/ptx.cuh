@@ -69,6 +69,42 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t shared, const void* globa
                ::"r"(shared), "l"(global), "r"(valid ? 16 : 0), "l"(policy) : "memory");
 }
 
+// A load that is not waited for before its value is used, past L1: nothing here is read twice.
+__device__ __forceinline__ uint4 load_16_bytes(const char* global) {
+  uint4 x;
+  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(global));
+  return x;
+}
+
+__device__ __forceinline__ uint4 load_shared_16_bytes(uint32_t shared) {
+  uint4 x;
+  asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(shared) : "memory");
+  return x;
+}
+
+__device__ __forceinline__ void store_16_bytes(uint32_t shared, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Four e4m3 values as four halves, two a register. Exact.
+__device__ __forceinline__ void e4m3_to_halves(uint32_t& first_two, uint32_t& last_two, uint32_t four_values) {
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n"
+      "}" : "=r"(first_two), "=r"(last_two) : "r"(four_values));
+}
+
+// The copies since the last call are a group; wait until all but the last `pending` groups of this thread have landed.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+__device__ __forceinline__ void wait_copies_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // This thread arrives at `barrier` once all its copies so far have landed.

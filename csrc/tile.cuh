@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cstdint>
+#include <type_traits>
 
 namespace treemla {
 
@@ -24,6 +25,8 @@ constexpr int kKSplits = 4;                     // warps that share one token gr
 constexpr int kKSteps = kHeadDim / 16 / kKSplits;
 constexpr int kScoreStride = kTileTokens + 4;   // floats; 2 * stride = 8 mod 32: conflict-free fragment stores
 constexpr int kProbStride = kTileTokens + 8;    // bf16; 5 * 16 bytes: conflict-free ldmatrix
+
+enum class KvType { bf16, e4m3 };  // of the KV rows in global memory; in shared memory they are bf16
 
 constexpr int kMinPartTiles = 2;
 constexpr int kDirect = -1;
@@ -76,7 +79,7 @@ struct PackMaskParams {
 struct VerifyParams {
   const __nv_bfloat16* q_latent;  // [B*T, H, 512], strides below
   const __nv_bfloat16* q_rope;    // [B*T, H, 64]
-  const __nv_bfloat16* kv;        // [num_slots, 576]
+  const void* kv;                 // [num_slots, 576] bf16 or e4m3
   const uint64_t* words;          // [B * T], or null: a chain
   Slots slots;
   const int32_t* committed;       // [B]

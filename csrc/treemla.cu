@@ -28,7 +28,11 @@ extern "C" __global__ void __launch_bounds__(kCombineThreads, 2)
 #define TREEMLA_VERIFY_MMA(rows)                                                                                     \
   extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                      \
       treemla_verify_mma_r##rows(const __grid_constant__ VerifyParams p) {                                           \
-    verify_mma<rows / kRowTile>(p);                                                                                  \
+    verify_mma<rows / kRowTile, KvType::bf16>(p);                                                                    \
+  }                                                                                                                  \
+  extern "C" __global__ void __launch_bounds__(kThreads, 1)                                                      \
+      treemla_verify_mma_fp8_r##rows(const __grid_constant__ VerifyParams p) {                                       \
+    verify_mma<rows / kRowTile, KvType::e4m3>(p);                                                                    \
   }
 
 TREEMLA_VERIFY_MMA(8)
@@ -41,7 +45,11 @@ TREEMLA_VERIFY_MMA(40)
 #define TREEMLA_VERIFY_WGMMA(rows)                                                                               \
   extern "C" __global__ void __launch_bounds__(kWgThreads, 1)                                                    \
       treemla_verify_wgmma_r##rows(const __grid_constant__ VerifyParams p) {                                     \
-    verify_wgmma<rows / kRowTile>(p);                                                                            \
+    verify_wgmma<rows / kRowTile, KvType::bf16>(p);                                                              \
+  }                                                                                                              \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1)                                                    \
+      treemla_verify_wgmma_fp8_r##rows(const __grid_constant__ VerifyParams p) {                                 \
+    verify_wgmma<rows / kRowTile, KvType::e4m3>(p);                                                              \
   }
 
 TREEMLA_VERIFY_WGMMA(8)

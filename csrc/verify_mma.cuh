@@ -13,9 +13,11 @@
 //
 // Who waits for whom, tile i in stage i % kStages:
 //   full[stage]    128 producer threads arrive, each when its copies have landed; consumers wait before reading K
+//   (e4m3 rows: when it has stored them, widened)
 //   empty[stage]   256 consumer threads arrive after reading V; producers wait before copying over it
 //   consumers()    scores, then probabilities of a tile are complete, and everything the consumers wrote before them
 #pragma once
+#include "fp8.cuh"
 #include "work.cuh"
 
 namespace treemla {
@@ -75,6 +77,50 @@ struct MmaProducer {
         }
         arrive_after_copies(base + Layout::kFull + 8 * at.stage);
       }
+    }
+  }
+};
+
+// Lane l of warp w: row 8 w + l / 4 of every tile, its 16-byte columns l % 4, l % 4 + 4, ... of e4m3. Chunks are loaded
+// kAhead before they are stored, across tiles.
+template <class Layout>
+struct MmaFp8Producer {
+  static constexpr int kChunks = kHeadDim / 16 / 4, kAhead = 3;
+  static_assert(kChunks % kAhead == 0);
+  const VerifyParams& p;
+  const uint32_t base;  // shared address
+  const int64_t row_of_0;
+  const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
+  RingPosition<kStages> at;
+
+  __device__ void run(const Piece piece) {
+    const int tiles = tiles_of(piece, kTileTokens);
+    const SlotReader slots(p, piece, row_of_0);
+    const int token = 8 * warp + lane % 8;
+    int slot = slots.load(token);  // lane l: of this warp's row l % 8 of the tile whose loads are due next
+    const Visible visible(p, piece.request);
+    auto row_of = [&](int tile) {
+      if (!visible.has(piece.kv_begin + tile * kTileTokens + token)) slot = kNoSlot;
+      const char* row = fp8_row(p, __shfl_sync(0xffffffffu, slot, lane / 4)) + lane % 4 * 16;
+      slot = slots.load((tile + 1) * kTileTokens + token);
+      return row;
+    };
+    const char* row = row_of(0);
+    uint4 held[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) held[i] = load_16_bytes(row + 64 * i);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, at.advance()) {
+      const char* next_row = row_of(tile + 1);  // behind the piece: zeros
+      barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
+      const uint32_t to = base + at.stage * kStageBytes + (8 * warp + lane / 4) * kKvRowBytes + lane % 4 * 32;
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) {
+        store_widened(to + 128 * i, to + 128 * i + 16, held[i % kAhead]);
+        held[i % kAhead] = load_16_bytes((i + kAhead < kChunks ? row : next_row) + (i + kAhead) % kChunks * 64);
+      }
+      row = next_row;
+      barrier_arrive(base + Layout::kFull + 8 * at.stage);
     }
   }
 };
@@ -327,7 +373,7 @@ struct MmaConsumer {
   }
 };
 
-template <int kRowTiles>
+template <int kRowTiles, KvType kKv>
 __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   using Layout = MmaLayout<kRowTiles * kRowTile>;
   extern __shared__ __align__(1024) char shared[];
@@ -341,7 +387,8 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   const PartPieces pieces(p);
   if (threadIdx.x >= 32 * kWarps) {
     release_registers<kProducerRegisters>();
-    MmaProducer<Layout> producer{p, shared_address(shared), pieces.row_of_0};
+    using Producer = std::conditional_t<kKv == KvType::bf16, MmaProducer<Layout>, MmaFp8Producer<Layout>>;
+    Producer producer{p, shared_address(shared), pieces.row_of_0};
     for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else {

@@ -12,7 +12,7 @@
 // With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
 //
 // Four warpgroups, each at its own pace:
-//   producer      gathers KV rows, 16 bytes a copy
+//   producer      gathers KV rows, 16 bytes a copy; e4m3 rows by way of a staging area, from which it widens them
 //   scorer        scores and softmax of a tile; P and the rescale factors into shared memory
 //   accumulators  two, 256 dims each: rescale, O += V P
 // full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones
@@ -20,12 +20,14 @@
 // ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
 // After the last tile of a piece one more turn of ready and spent hands over the final factors.
 #pragma once
+#include "fp8.cuh"
 #include "work.cuh"
 #include "wgmma.cuh"
 
 namespace treemla {
 
 constexpr int kBoxBytes = 8192;
+constexpr int kStagedBoxBytes = 4096;  // e4m3
 constexpr int kBoxes = 9;             // a tile
 constexpr int kWgTileTokens = 64;
 constexpr int kMaxRingBoxes = 27;     // what there are barriers for, and what the lowest block fits
@@ -41,7 +43,7 @@ constexpr float kReach = 40.f;  // of scores around their row's reference, base 
 constexpr int kCopyRegisters = 40, kScorerRegisters = 120, kAccumulatorRegisters = 176;
 static_assert(kCopyRegisters + kScorerRegisters + kAccumulators * kAccumulatorRegisters <= 4 * launch_registers(kWgThreads));
 
-template <int kRowsOfBlock>
+template <int kRowsOfBlock, KvType kKv>
 struct WgLayout {
   static constexpr int kRows = kRowsOfBlock;
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
@@ -49,10 +51,13 @@ struct WgLayout {
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
   static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + kRows + 8 * (kMaxRingBoxes + kMaxRingGroups + 3);
   static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
-  static constexpr int kFit = (232448 - kSideBytes) / kBoxBytes;
+  // e4m3 boxes on their way: a tile's, or four where Q is large and every box of the ring counts.
+  static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kRows <= 40 ? kBoxes : 4;
+  static constexpr int kFit = (232448 - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
   static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
   static constexpr int kRingGroups = kRing / kGroupBoxes + 1;     // none is filled again before it was waited for
-  static constexpr int kQuery = kRing * kBoxBytes;                // [kBoxes][kRows][128 bytes]
+  static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
+  static constexpr int kQuery = kStaging + kStaged * kStagedBoxBytes;  // [kBoxes][kRows][128 bytes]
   static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
   static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
   static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
@@ -121,11 +126,74 @@ struct WgProducer {
   }
 };
 
+// Lane l of warp w: rows 32 i + 8 w + l / 4, i < 2, of every box, their 16-byte column l % 4 of e4m3. A thread copies
+// its own bytes to a place of its own, kStaged boxes ahead and across tiles, and moves them from there to the ring,
+// widened: it waits for its copies and for nobody else's.
+template <class Layout>
+struct WgFp8Producer {
+  static constexpr int kRowsEach = 2;
+  const VerifyParams& p;
+  const uint32_t base;  // shared address
+  const int64_t row_of_0;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  RingPosition<Layout::kRing> at;
+  RingPosition<Layout::kRingGroups> group;
+
+  __device__ void run(const Piece piece) {
+    const int tiles = tiles_of(piece, kWgTileTokens);
+    const SlotReader slots(p, piece, row_of_0);
+    const int token = lane / 8 % 2 * 32 + 8 * warp + lane % 8;
+    int slot = slots.load(token);  // lane l: of this warp's row l % 16 of the tile whose copies are due next
+    const Visible visible(p, piece.request);
+    int tile = 0, box = 0;  // to copy next
+    const char* rows[kRowsEach];
+    auto copy_box = [&](uint32_t to) {
+      if (tile < tiles) {
+        if (box == 0) {
+          if (!visible.has(piece.kv_begin + tile * kWgTileTokens + token)) slot = kNoSlot;
+#pragma unroll
+          for (int i = 0; i < kRowsEach; ++i)
+            rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
+          slot = slots.load((tile + 1) * kWgTileTokens + token);
+        }
+#pragma unroll
+        for (int i = 0; i < kRowsEach; ++i)
+          copy_16_bytes(to + i * kStagedBoxBytes / 2, rows[i] + (box == 0 ? kLatentDim : (box - 1) * 64), true, evict_first());
+        if (++box == kBoxes) box = 0, ++tile;
+      }
+      commit_copies();  // of nothing, behind the piece: a group a box
+    };
+    const uint32_t mine = base + Layout::kStaging + threadIdx.x * 16;
+#pragma unroll 1
+    for (int i = 0; i < Layout::kStaged; ++i) copy_box(mine + i * kStagedBoxBytes);
+    RingPosition<Layout::kStaged> staged;
+#pragma unroll 1
+    for (int left = tiles * kBoxes; left > 0; --left, staged.advance()) {
+      const uint32_t from = mine + staged.stage * kStagedBoxBytes;
+      wait_copies_but<Layout::kStaged - 1>();
+      store_box(load_shared_16_bytes(from), load_shared_16_bytes(from + kStagedBoxBytes / 2));
+      if (left % kGroupBoxes == 1) {
+        barrier_arrive(base + Layout::kFull + 8 * group.stage);
+        group.advance();
+      }
+      copy_box(from);
+    }
+  }
+
+  __device__ void store_box(const uint4& first, const uint4& second) {
+    barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
+    const uint32_t to = base + at.stage * kBoxBytes + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;
+    store_widened(to, to ^ 16, first);
+    store_widened(to + kBoxBytes / 2, (to ^ 16) + kBoxBytes / 2, second);
+    at.advance();
+  }
+};
+
 // ---- scorer --------------------------------------------------------------------------------------------------------
 
-template <int kRowTiles>
+template <int kRowTiles, KvType kKv>
 struct Scorer {
-  using Layout = WgLayout<kRowTiles * kRowTile>;
+  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
   static constexpr int kRows = Layout::kRows;
   const VerifyParams& p;
   char* const shared;
@@ -355,9 +423,9 @@ struct Scorer {
 
 // ---- accumulators --------------------------------------------------------------------------------------------------
 
-template <int kRowTiles>
+template <int kRowTiles, KvType kKv>
 struct Accumulator {
-  using Layout = WgLayout<kRowTiles * kRowTile>;
+  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
   static constexpr int kRows = Layout::kRows;
   const VerifyParams& p;
   char* const shared;
@@ -453,9 +521,9 @@ struct Accumulator {
   }
 };
 
-template <int kRowTiles>
+template <int kRowTiles, KvType kKv>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
-  using Layout = WgLayout<kRowTiles * kRowTile>;
+  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   if (threadIdx.x < Layout::kRing) barrier_init(base + Layout::kEmpty + 8 * threadIdx.x, 8);
@@ -471,18 +539,18 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
-    WgProducer<Layout> producer{p, base, pieces.row_of_0};
+    std::conditional_t<kKv == KvType::bf16, WgProducer<Layout>, WgFp8Producer<Layout>> producer{p, base, pieces.row_of_0};
     for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
-    Scorer<kRowTiles> scorer{p, shared, base};
+    Scorer<kRowTiles, kKv> scorer{p, shared, base};
     if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
     for (int i = pieces.begin; i < pieces.end; ++i)
       scorer.run(pieces.at(i), i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
   } else {
     claim_registers<kAccumulatorRegisters>();
-    Accumulator<kRowTiles> accumulator{p, shared, base};
+    Accumulator<kRowTiles, kKv> accumulator{p, shared, base};
     for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
   }
 }

@@ -98,7 +98,7 @@ struct Visible {
 // the next one too, which has queued behind the copies.
 __device__ __forceinline__ int arrived(int loaded) { return __shfl_sync(0xffffffffu, loaded, threadIdx.x % 32); }
 
-// Source of a KV row's copies.
+// Source of a bf16 KV row's copies.
 struct SourceRow {
   const char* from;
   bool held;  // else the copies fill with zero, so that 0 * garbage is not NaN

@@ -30,12 +30,13 @@ class Setup:
     max_context: int = 65_536
     pool_slots: int = 140_000
     path: str = ""  # the verify kernel; "": the device's default
+    fp8_kv: bool = False
 
     @property
     def id(self) -> str:
         kind = "ranges" if self.ranges else "table"
         bits = 8 * self.index_dtype.itemsize
-        return f"h{self.heads}-t{self.tree_tokens}-b{self.batch}-{self.layout.value}-{kind}{bits}-split{self.fixed_split}{self.path and '-' + self.path}"
+        return f"h{self.heads}-t{self.tree_tokens}-b{self.batch}-{self.layout.value}-{kind}{bits}-split{self.fixed_split}{self.path and '-' + self.path}{'-fp8' if self.fp8_kv else ''}"
 
     def rerun(self, device_type: str) -> str:
         return f"python -m pytest tests/graph --device {device_type} -k {self.id}"
@@ -46,7 +47,8 @@ class Captured:
 
     def __init__(self, setup: Setup, device: torch.device) -> None:
         self.setup, self.device = setup, device
-        shape = VerifyShape(setup.heads, setup.tree_tokens)
+        kv_dtype = torch.float8_e4m3fn if setup.fp8_kv else torch.bfloat16
+        shape = VerifyShape(setup.heads, setup.tree_tokens, kv_dtype=kv_dtype)
         tokens, columns = setup.batch * setup.tree_tokens, setup.max_context + setup.tree_tokens
         mask_columns = setup.pool_slots + tokens if setup.layout is MaskLayout.FULL else tokens
         split = {"fixed_split_tokens": setup.fixed_split, "max_context": setup.max_context} if setup.fixed_split else {}
@@ -55,7 +57,7 @@ class Captured:
             return torch.zeros(size, dtype=dtype, device=device)
 
         self.q = [zeros(tokens, setup.heads, 576) for _ in range(setup.layers)]
-        self.kv = [zeros(setup.pool_slots, 576) for _ in range(setup.layers)]
+        self.kv = [zeros(setup.pool_slots, 576, dtype=kv_dtype) for _ in range(setup.layers)]
         self.seq_lens = zeros(setup.batch, dtype=setup.index_dtype)
         self.mask = zeros(setup.tree_tokens * mask_columns, dtype=torch.bool)
         self.words = zeros(tokens, dtype=torch.int64)
@@ -107,7 +109,8 @@ class Captured:
         self.owned = [*order[: sum(held)].split(held), *[unowned] * padding]
         for kv in self.kv:
             kv.fill_(torch.nan)
-            kv[order[: sum(held)]] = torch.randn(sum(held), 576, generator=random, device=device).bfloat16()
+            rows = torch.randn(sum(held), 576, generator=random, device=device).to(kv.dtype)
+            kv.view(torch.uint8)[order[: sum(held)]] = rows.view(torch.uint8)
         for q in self.q:
             q.copy_(torch.randn(q.shape, generator=random, device=device))
         self.seq_lens.copy_(torch.tensor(self.lengths))

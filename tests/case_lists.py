@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cases import FAMILIES, MIXES, SLOTS, TREES, Case
+from cases import FAMILIES, FP8_DTYPES, MIXES, SLOTS, TREES, Case
 
 TREE_TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 63, 64)
 HEADS = (1, 2, 3, 5, 8, 16, 20, 64, 128)
@@ -34,6 +34,11 @@ def _cpu_cases() -> Iterator[Case]:
     yield from sweep(replace(base, lengths=(40, 3, 0, 0)), padding=(1, 2), tree=("chain", "random"))
     yield from sweep(replace(base, tree_tokens=1, tree="none"), tail=(0, 1))
     yield replace(base, pair=1)
+    fp8 = replace(base, kv="fp8")
+    yield from sweep(fp8, dtype=FP8_DTYPES, family=FAMILIES)
+    yield from sweep(fp8, k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7), tree=("random", "none"))
+    yield from sweep(fp8, tree=TREES, family=("mean", "diffuse"))
+    yield from sweep(fp8, page_size=PAGES, slots=SLOTS)
     yield from sweep(base, path=("mma", "wgmma"), heads=(8,), tree_tokens=(9, 33))
 
 
@@ -59,6 +64,17 @@ def _gpu_cases() -> Iterator[Case]:
     yield from sweep(base, lengths=((0,), (0,) * 16, (0, 0, 5000, 0), (1,), (1, 1, 1)), heads=(8, 16))
     yield from sweep(replace(base, tree_tokens=1, tree="none", lengths=MIXES[3]), tail=(0, 1), heads=(8, 16, 128))
     yield from sweep(base, pair=(1,), lengths=(MIXES[1], (4096,)))
+    fp8 = replace(base, kv="fp8")
+    for lengths in ((4096,), (65536,), (16384,) * 8):
+        yield from sweep(replace(fp8, lengths=lengths), family=FAMILIES)
+    yield from sweep(fp8, lengths=(MIXES[1], MIXES[2], MIXES[3]), tree_tokens=TREE_TOKENS)
+    yield from sweep(fp8, tree_tokens=(1, 9, 64), heads=HEADS)
+    yield from sweep(replace(fp8, lengths=MIXES[3]), page_size=PAGES, slots=SLOTS)
+    yield from sweep(fp8, parts=(1, 2, 3, 7, 64, 500), family=("diffuse", "needle.cut", "needle.precut"))
+    yield from sweep(fp8, tree=TREES, family=("mean", "diffuse"))
+    yield from sweep(fp8, lengths=(MIXES[4],), k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7))
+    yield from sweep(replace(fp8, lengths=(4096, 1, 300, 0, 0)), padding=(1, 2), tree=("chain", "ddtree"))
+    yield replace(fp8, lengths=(1000, 333), high=1)
     yield replace(base, lengths=(1000, 333), high=1)
     yield replace(base, lengths=(1000, 333), high=1, page_size=64, slots="ranges64")
 

@@ -15,6 +15,8 @@ from treemla.tiles import PATHS
 from treemla.tree import DraftTree, batch_words
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+KV_DTYPES = {"": None, "fp8": torch.float8_e4m3fn}  # None: the case's dtype
+FP8_DTYPES = ("fp32", "bf16")  # beside fp8 rows; sums of their zeros and a small weight end below fp16's smallest steps
 SLOTS = ("table32", "table64", "ranges32", "ranges64")  # the number: width of lengths and of row or slot indices
 TREES = (*TREE_KINDS, "self", "padded", "none")  # tokens that see only themselves; half a tree; no words: a chain
 FAMILIES = ("diffuse", "cold", "mean", "needle.first", "needle.last", "needle.cut", "needle.precut", "needle.tree")
@@ -24,9 +26,11 @@ MIXES = {
     3: (16384, 37, 4096, 0, 1000, 8191, 1, 250),
     4: (37, 0, 90, 1),
 }
+KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": FAMILIES, "slots": SLOTS, "path": PATHS}  # the words of an id
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
 NEEDLE_SCORE = 30.0
-HIGH_SLOT = 3_800_000  # times 1,152 bytes is past 2^32; times 576 elements past 2^31
+HIGH_SLOT = 3_800_000  # times 1,152 bytes is past 2^32; times 576 elements, or bytes of fp8, past 2^31
+UNSEEN_VALUE = 1e4  # of rows that are a request's and seen by nobody; where the format ends earlier, its largest
 UNUSED_COLUMN = 0x7FFF_FF00  # a slot index that no pool has: reading through it faults
 
 
@@ -39,6 +43,7 @@ class Case:
     heads: int
     page_size: int = 1
     dtype: str = "bf16"
+    kv: str = ""  # dtype of the cache; "": as `dtype`
     tree: str = "ddtree"
     family: str = "diffuse"
     slots: str = "table32"
@@ -53,7 +58,8 @@ class Case:
     path: str = ""  # the verify kernel; "": the device's default
 
     def __post_init__(self) -> None:
-        assert self.tree in TREES and self.family in FAMILIES and self.slots in SLOTS and self.dtype in DTYPES, self
+        assert self.tree in TREES and self.family in FAMILIES and self.slots in SLOTS, self
+        assert self.dtype in DTYPES and self.kv in KV_DTYPES, self
         assert not any(self.lengths[len(self.lengths) - self.padding :]), self
         assert not (self.padding and self.tree == "none"), self
         assert self.tail == 0 or self.tree_tokens == 1, self
@@ -85,11 +91,7 @@ class Case:
             lengths = tuple(map(int, context.split("_")))
             lengths = lengths * int(batch) if len(lengths) == 1 else lengths
         held: dict[str, object] = {}
-        words = {
-            word: kind
-            for kind, known in (("tree", TREES), ("family", FAMILIES), ("slots", SLOTS), ("path", PATHS))
-            for word in known
-        }
+        words = {word: kind for kind, known in KINDS.items() for word in known}
         numbers = {field.name: type(field.default) for field in fields(cls)[5:]}
         for part in filter(None, rest.split("-")):
             if part in words:
@@ -114,7 +116,8 @@ class Case:
 
     @property
     def shape(self) -> VerifyShape:
-        return VerifyShape(self.heads, self.tree_tokens, page_size=self.page_size, dtype=DTYPES[self.dtype])
+        dtypes = {"dtype": DTYPES[self.dtype], "kv_dtype": KV_DTYPES[self.kv]}
+        return VerifyShape(self.heads, self.tree_tokens, page_size=self.page_size, **dtypes)
 
 
 @dataclass(frozen=True)
@@ -170,9 +173,12 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     )
     plan.update(seq_lens, slots, tail=case.tail)
 
-    kv_cache = torch.full((pool_slots, 576), torch.nan, dtype=dtype, device=device)
+    kv_cache = torch.full((pool_slots, 576), torch.nan, dtype=case.shape.kv_dtype, device=device)
     for request in range(case.batch - case.padding):
-        kv_cache[owned[request]] = _kv_rows(case, request, plan, random).to(dtype)
+        made = _kv_rows(case, request, plan, random).to(kv_cache.dtype)
+        kv_cache.view(torch.uint8)[owned[request]] = made.view(
+            torch.uint8
+        )  # bytes: not every torch writes fp8 by index
     rows = case.batch * case.tree_tokens
     return Inputs(
         case,
@@ -274,7 +280,7 @@ def _kv_rows(case: Case, request: int, plan: VerifyPlan, random: torch.Generator
         rows[_needle_position(case, request, plan)] = torch.cat(
             [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * needle_direction(torch.device("cpu"))]
         ).to(rows.device)
-    rows[n + _real_tokens(case, request) :] = 1e4  # allocated, seen by no row: large but finite
+    rows[n + _real_tokens(case, request) :] = min(UNSEEN_VALUE, torch.finfo(case.shape.kv_dtype).max)
     return rows
 
 

@@ -13,7 +13,7 @@ def decode(
     lengths = torch.tensor([len(seen) for seen in slots], device=q.device)
     starts = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     ranges = SlotRanges(starts, torch.cat(slots))
-    plan = VerifyPlan(VerifyShape(q.shape[1], 1, dtype=q.dtype), len(slots), q.device)
+    plan = VerifyPlan(VerifyShape(q.shape[1], 1, dtype=q.dtype, kv_dtype=kv_cache.dtype), len(slots), q.device)
     plan.update(lengths, ranges, tail=1)
     return verify_attention(q, kv_cache, ranges, None, plan, **scales)
 

@@ -1,7 +1,7 @@
 """What hypothesis draws: trees, marginals and small parity cases. Sizes stay small; edges come often."""
 
 import numpy as np
-from cases import DTYPES, FAMILIES, SLOTS, TREES, Case
+from cases import DTYPES, FAMILIES, FP8_DTYPES, KV_DTYPES, SLOTS, TREES, Case
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -44,12 +44,14 @@ def cases(device_type: str, kinds: tuple[str, ...] = TREES) -> st.SearchStrategy
         tree = draw(st.sampled_from(kinds))
         padding = draw(st.integers(0, 2)) if tree != "none" else 0
         split = draw(st.sampled_from([0, 0, 0, 32, 96]))
+        dtype = "bf16" if on_gpu else draw(st.sampled_from(list(DTYPES)))
         return Case(
             lengths + (0,) * padding,
             tree_tokens=draw(st.integers(1, 64 if on_gpu else 20)),
             heads=draw(st.integers(1, 40 if on_gpu else 6)),
             page_size=draw(st.sampled_from(PAGE_SIZES)),
-            dtype="bf16" if on_gpu else draw(st.sampled_from(list(DTYPES))),
+            dtype=dtype,
+            kv="" if dtype not in FP8_DTYPES else draw(st.sampled_from(list(KV_DTYPES))),
             tree=tree,
             family=draw(st.sampled_from(FAMILIES)),
             slots=draw(st.sampled_from(SLOTS)),

@@ -77,15 +77,18 @@ def expect_slots(slots: object, device: torch.device) -> None:
 
 
 def expect_rows(name: str, tensor: torch.Tensor) -> None:
-    """Check that rows can be read 16 bytes at a time: last stride 1, the other strides multiples of 8 elements.
+    """Check that rows can be read 16 bytes at a time: last stride 1, the other strides multiples of 8 elements, of 16
+    where an element is one byte.
 
     The stride of a dimension of size 1 is never used and may be anything.
     """
     strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     unit_last = tensor.shape[-1] <= 1 or tensor.stride(-1) == 1
     leading = strides[:-1] if tensor.shape[-1] > 1 else strides
-    aligned = unit_last and all(stride % 8 == 0 for stride in leading)
-    expect(aligned, name, "last stride 1 and the other strides multiples of 8 elements", f"strides {tensor.stride()}")
+    step = max(8, 16 // tensor.element_size())
+    aligned = unit_last and all(stride % step == 0 for stride in leading)
+    rule = f"last stride 1 and the other strides multiples of {step} elements"
+    expect(aligned, name, rule, f"strides {tensor.stride()}")
 
 
 def expect_aligned(name: str, tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treemla import cubins, schedule, tiles
-from treemla.problem import Slots, SlotTable
+from treemla.problem import FP8, Slots, SlotTable
 
 if TYPE_CHECKING:
     from treemla.plan import VerifyPlan
@@ -178,8 +178,9 @@ def verify(
     )
     path, rows = plan.path, plan.block_rows
     grid: tuple[int, ...] = (plan.blocks, plan.parts)
-    verify_shared_bytes = path.shared_memory_bytes(rows)
-    _launch(path.kernel_name(rows), plan.device, grid, path.threads, verify_shared_bytes, args, overlaps_previous=True)
+    fp8_kv = shape.kv_dtype is FP8
+    name, shared_bytes = path.kernel_name(rows, fp8_kv), path.shared_memory_bytes(rows, fp8_kv)
+    _launch(name, plan.device, grid, path.threads, shared_bytes, args, overlaps_previous=True)
     unit_warps = combine_unit_warps(plan, slots.batch)
     units = shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
     extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, unit_warps)]

@@ -8,7 +8,7 @@ import torch
 from treemla import launch, portable
 from treemla.checks import expect, expect_aligned, expect_apart, expect_rows, expect_scale, expect_slots, expect_tensor
 from treemla.plan import VerifyPlan
-from treemla.problem import CUDA_DTYPES, MAX_TREE_TOKENS, SlotRanges, Slots, SlotTable, VerifyShape
+from treemla.problem import CUDA_DTYPES, CUDA_KV_DTYPES, MAX_TREE_TOKENS, SlotRanges, Slots, SlotTable, VerifyShape
 from treemla.values import expect_values
 
 CUDA_WIDTHS = (512, 64)  # latent and rope width that the kernels are built for
@@ -43,11 +43,12 @@ def verify_attention(
 
     q: [B*T, H, latent + rope], or the pair (q_latent [B*T, H, latent], q_rope [B*T, H, rope]).
     kv_cache: [S, latent + rope] or [S, 1, latent + rope], the tree tokens' rows already written. A row is the key,
-    its first `latent` elements are the value. q and kv_cache: the plan's dtype, last stride 1, other strides
-    multiples of 8 elements, and on a GPU 16-byte aligned.
+    its first `latent` elements are the value. q has the plan's dtype, kv_cache its kv_dtype; last stride 1, other
+    strides multiples of 8 elements (of 16 for float8_e4m3fn), and on a GPU 16-byte aligned.
     words: [B*T] int64, bit j of row i: tree token i sees tree token j (itself included, none above); None: a chain.
     plan: after `plan.update` for the same slots.
-    sm_scale, k_scale, v_scale: scores are q.k * sm_scale * k_scale, outputs are multiplied by v_scale.
+    sm_scale, k_scale, v_scale: scores are q.k * sm_scale * k_scale, outputs are multiplied by v_scale. With
+    float8_e4m3fn rows k_scale and v_scale are the tensor's scales: keys are kv_cache * k_scale, values * v_scale.
     out: [B*T, H, latent] of q's dtype. lse: [B*T, H] float32, natural log. Allocated when not given.
     check_values: also check what words, lengths and slot indices say. None: on a CPU yes, on a GPU no, since it
     waits for the device there. Unchecked, a slot outside the pool makes its request's rows NaN on a GPU; a CPU trusts
@@ -161,7 +162,7 @@ def _verify(
     slots: Slots = SlotTable(slots_first, slots_second) if is_table else SlotRanges(slots_first, slots_second)
     tree_tokens = q_latent.shape[0] // slots.batch
     widths = q_latent.shape[-1], q_rope.shape[-1]
-    shape = VerifyShape(q_latent.shape[1], tree_tokens, *widths, dtype=q_latent.dtype)
+    shape = VerifyShape(q_latent.shape[1], tree_tokens, *widths, dtype=q_latent.dtype, kv_dtype=kv_cache.dtype)
     schedule_and_workspace = committed, pieces, part_ptr, request_ptr, partial_out, partial_lse
     plan = VerifyPlan.from_tensors(shape, slots.batch, path, fixed_split, *schedule_and_workspace)
     is_cuda = plan.device.type == "cuda"
@@ -227,12 +228,12 @@ def _query_pair(
     shape = plan.shape
     tokens, heads, latent = batch * shape.tree_tokens, shape.num_heads, shape.latent_dim
     if isinstance(q, torch.Tensor):
-        _expect_readable("q", q, (tokens, heads, shape.head_dim), plan)
+        _expect_readable("q", q, (tokens, heads, shape.head_dim), shape.dtype, plan)
         return q[..., :latent], q[..., latent:]
     if not isinstance(q, tuple) or len(q) != 2:
         raise TypeError(f"q: expected a tensor or a pair of tensors, got {type(q).__name__}")
     for name, half, width in (("q[0]", q[0], latent), ("q[1]", q[1], shape.rope_dim)):
-        _expect_readable(name, half, (tokens, heads, width), plan)
+        _expect_readable(name, half, (tokens, heads, width), shape.dtype, plan)
     return q
 
 
@@ -240,19 +241,23 @@ def _kv_rows(kv_cache: torch.Tensor, plan: VerifyPlan) -> torch.Tensor:
     """kv_cache as [S, head_dim], checked."""
     width = plan.shape.head_dim
     has_head_axis = isinstance(kv_cache, torch.Tensor) and kv_cache.dim() == 3
-    _expect_readable("kv_cache", kv_cache, (None, 1, width) if has_head_axis else (None, width), plan)
+    size = (None, 1, width) if has_head_axis else (None, width)
+    _expect_readable("kv_cache", kv_cache, size, plan.shape.kv_dtype, plan)
     expect(1 <= kv_cache.shape[0] < 2**31, "kv_cache", "1 to 2^31 - 1 slots", kv_cache.shape[0])
     return kv_cache.select(1, 0) if has_head_axis else kv_cache
 
 
-def _expect_readable(name: str, tensor: torch.Tensor, size: tuple[int | None, ...], plan: VerifyPlan) -> None:
-    expect_tensor(name, tensor, shape=size, dtypes=(plan.shape.dtype,), device=plan.device, contiguous=False)
+def _expect_readable(
+    name: str, tensor: torch.Tensor, size: tuple[int | None, ...], dtype: torch.dtype, plan: VerifyPlan
+) -> None:
+    expect_tensor(name, tensor, shape=size, dtypes=(dtype,), device=plan.device, contiguous=False)
     expect_rows(name, tensor)
 
 
 def _expect_cuda_shape(shape: VerifyShape) -> None:
     """What the kernels are built for; the portable path takes the rest, on a CPU."""
-    if shape.dtype not in CUDA_DTYPES:
-        raise TypeError(f"plan.shape.dtype: expected {CUDA_DTYPES} on a CUDA device, got {shape.dtype}")
+    for name, dtype, served in (("dtype", shape.dtype, CUDA_DTYPES), ("kv_dtype", shape.kv_dtype, CUDA_KV_DTYPES)):
+        if dtype not in served:
+            raise TypeError(f"plan.shape.{name}: expected {served} on a CUDA device, got {dtype}")
     widths = (shape.latent_dim, shape.rope_dim)
     expect(widths == CUDA_WIDTHS, "plan.shape (latent_dim, rope_dim)", f"{CUDA_WIDTHS} on a CUDA device", widths)

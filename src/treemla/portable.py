@@ -10,7 +10,7 @@ import torch
 
 from treemla.checks import expect
 from treemla.plan import VerifyPlan
-from treemla.problem import Slots, SlotTable
+from treemla.problem import Slots, SlotTable, rows_at
 from treemla.schedule import DIRECT, OVERLONG
 
 LOG2_E = math.log2(math.e)
@@ -48,7 +48,7 @@ def verify(
         used_slots = []
         for _, kv_begin, kv_end, slot in pieces[request_ptr[request] : request_ptr[request + 1]]:
             seen, slot_ids = _seen_tokens(slots, request, kv_begin, kv_end, committed, visible)
-            kv = kv_cache[slot_ids].float()
+            kv = rows_at(kv_cache, slot_ids).float()
             scores = q[request] @ kv.T * (sm_scale * k_scale * LOG2_E)
             scores.masked_fill_(~seen.repeat_interleave(shape.num_heads, dim=0), -math.inf)
             piece_out, piece_lse = _softmax_times_values(scores, kv[:, : shape.latent_dim])

@@ -9,15 +9,18 @@ MAX_HEADS = 128
 PAGE_SIZES = (1, 16, 64)
 PORTABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CUDA_DTYPES = (torch.bfloat16,)
+FP8 = torch.float8_e4m3fn  # of KV rows: 4 bits of exponent, 3 of mantissa, no infinity, largest 448
+CUDA_KV_DTYPES = (torch.bfloat16, FP8)
 
 
 @dataclass(frozen=True)
 class VerifyShape:
-    """Heads, tree tokens, widths, page size and dtype of a verify call.
+    """Heads, tree tokens, widths, page size and dtypes of a verify call.
 
     `rows` = tree_tokens * num_heads query rows share one KV stream; row r belongs to tree token
     r // num_heads and head r % num_heads. A KV row holds `head_dim` = latent + rope elements: all of
-    them are the key, the first `latent_dim` are the value.
+    them are the key, the first `latent_dim` are the value. `dtype` is that of q and out, `kv_dtype` of the KV
+    rows: `dtype` again, which is the default, or float8_e4m3fn.
     """
 
     num_heads: int
@@ -26,6 +29,7 @@ class VerifyShape:
     rope_dim: int = 64
     page_size: int = 1
     dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = None  # type: ignore[assignment] # None: dtype, from __post_init__ on
 
     def __post_init__(self) -> None:
         _check_range("num_heads", self.num_heads, 1, MAX_HEADS)
@@ -38,6 +42,9 @@ class VerifyShape:
             raise ValueError(f"page_size: expected one of {PAGE_SIZES}, got {self.page_size!r}")
         if self.dtype not in PORTABLE_DTYPES:
             raise ValueError(f"dtype: expected one of {PORTABLE_DTYPES}, got {self.dtype!r}")
+        object.__setattr__(self, "kv_dtype", self.kv_dtype or self.dtype)
+        if self.kv_dtype not in (self.dtype, FP8):
+            raise ValueError(f"kv_dtype: expected {self.dtype} (dtype) or {FP8}, got {self.kv_dtype!r}")
 
     @property
     def head_dim(self) -> int:
@@ -79,6 +86,13 @@ class SlotRanges:
 
 
 Slots = SlotTable | SlotRanges
+
+
+def rows_at(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """kv[slots]: [N, head_dim] of kv's dtype. Eight-bit rows are picked as bytes: not every torch indexes fp8."""
+    if kv.element_size() > 1:
+        return kv[slots]
+    return kv.view(torch.uint8)[slots].view(kv.dtype)
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from treemla.problem import rows_at
+
 CHUNK_SCORES = 1 << 26  # scores held at a time: 512 MiB in float64
 
 
@@ -40,7 +42,7 @@ def attention_rows(
         tree_words = None if words is None else words[b * tree_tokens : (b + 1) * tree_tokens]
         visible = visible_tokens(committed[b], tree_tokens, tree_words, kv.device)
         seen = visible.any(dim=0)  # by some row; nothing else is read, be it NaN
-        visible, context = visible[:, seen], kv[owned[seen]].double()
+        visible, context = visible[:, seen], rows_at(kv, owned[seen]).double()
         keys, values = context * k_scale, context[:, :latent_dim] * v_scale
         step = max(1, CHUNK_SCORES // (heads * len(owned)))
         for begin in range(0, tree_tokens, step):
@@ -68,7 +70,8 @@ def verify_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of B requests' tree tokens over their committed tokens and trees.
 
-    q: [B*T, H, head_dim]; kv: [S, head_dim], the key, of which the first `latent_dim` elements are the value;
+    q: [B*T, H, head_dim]; kv: [S, head_dim], the key, of which the first `latent_dim` elements are the value, in any
+    floating dtype, 8 bits included;
     slots: one [n_b + T] tensor a request, the rows of kv that hold its tokens in order; committed: n_b;
     words: [B*T] int64, bit j of row i: tree token i sees tree token j; None: a chain. Keys are kv * k_scale, values
     kv * v_scale. Returns out [B*T, H, latent_dim] and lse [B*T, H] (natural log), float64; 0 and -inf where a row

@@ -19,15 +19,16 @@ MAX_PARTS = 2048
 
 @dataclass(frozen=True)
 class KernelPath:
-    """A verify kernel. `shared_memory_bytes`: dynamic shared memory of a CTA, by block height."""
+    """A verify kernel, for bf16 and for fp8 KV rows. `shared_memory_bytes(block_rows, fp8_kv)`: dynamic shared memory
+    of a CTA."""
 
     name: str
     max_block_rows: int
     threads: int
-    shared_memory_bytes: Callable[[int], int]
+    shared_memory_bytes: Callable[[int, bool], int]
 
-    def kernel_name(self, block_rows: int) -> str:
-        return f"treemla_verify_{self.name}_r{block_rows}"
+    def kernel_name(self, block_rows: int, fp8_kv: bool = False) -> str:
+        return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}"
 
     @property
     def registers(self) -> int:
@@ -44,17 +45,18 @@ class KernelPath:
         return blocks, -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
 
 
-def _mma_shared_bytes(rows: int) -> int:
-    """Two stages of 32 KV rows, each padded to 1,168 bytes; partial scores, probabilities, factors; barriers."""
+def _mma_shared_bytes(rows: int, _fp8_kv: bool) -> int:
+    """Two stages of 32 bf16 KV rows, each padded to 1,168 bytes; partial scores, probabilities, factors; barriers."""
     return 2 * 32 * (576 * 2 + 16) + rows * (4 * (32 + 4) * 4 + 2 * (32 + 8) + 4) + 8 * 4
 
 
-def _wgmma_shared_bytes(rows: int) -> int:
+def _wgmma_shared_bytes(rows: int, fp8_kv: bool) -> int:
     """Q and probabilities in 128-byte rows, factors, tree words, the token of each row, barriers; then as many 8 KB
-    boxes of KV as fit; there are barriers for 27, three tiles."""
+    boxes of KV as fit; there are barriers for 27, three tiles. fp8: 4 KB boxes on their way beside them."""
     tokens = rows if rows <= 64 else rows // 2 + 1
     beside = rows * 4 + tokens * 8 + rows + 8 * (27 + 10 + 3)
-    side = (9 + 1) * 128 * rows + -(-beside // 8) * 8
+    staged = (9 if rows <= 40 else 4) if fp8_kv else 0
+    side = (9 + 1) * 128 * rows + -(-beside // 8) * 8 + 4096 * staged
     return min(27, (SM_90_SHARED_BYTES - side) // 8192) * 8192 + side
 
 
@@ -79,9 +81,18 @@ class Target:
     paths: tuple[KernelPath, ...]
 
     @property
+    def verify_kernels(self) -> dict[str, tuple[KernelPath, int]]:
+        """{name: (path, dynamic shared memory of a CTA)}."""
+        return {
+            path.kernel_name(rows, fp8_kv): (path, path.shared_memory_bytes(rows, fp8_kv))
+            for path in self.paths
+            for fp8_kv in (False, True)
+            for rows in path.block_heights
+        }
+
+    @property
     def kernel_names(self) -> tuple[str, ...]:
-        verify = [path.kernel_name(rows) for path in self.paths for rows in path.block_heights]
-        return ("treemla_plan", "treemla_pack_mask", "treemla_combine", *verify)
+        return ("treemla_plan", "treemla_pack_mask", "treemla_combine", *self.verify_kernels)
 
 
 TARGETS = {

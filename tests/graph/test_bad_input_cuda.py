@@ -18,7 +18,7 @@ def arguments(shape: VerifyShape | None = None) -> dict[str, object]:
     on_gpu = {"dtype": shape.dtype, "device": "cuda"}
     return {
         "q": torch.randn(B * T, H, shape.head_dim, **on_gpu),
-        "kv_cache": torch.randn(POOL, shape.head_dim, **on_gpu),
+        "kv_cache": torch.randn(POOL, shape.head_dim, device="cuda").to(shape.kv_dtype),
         "slots": slots,
         "words": torch.tensor([1, 3, 7, 15] * 2, device="cuda"),
         "plan": plan,
@@ -53,6 +53,19 @@ def test_the_unchanged_call_is_accepted() -> None:
 def test_pointer_that_is_not_16_byte_aligned(name: str) -> None:
     call = arguments()
     refuse(call | {name: misaligned(call[name])}, ValueError, f"{name}: expected data aligned to 16 bytes, got")
+
+
+def test_fp8_cache_that_is_not_16_byte_aligned() -> None:
+    call = arguments(VerifyShape(H, T, kv_dtype=torch.float8_e4m3fn))
+    cache = misaligned(call["kv_cache"].view(torch.uint8), elements=8).view(torch.float8_e4m3fn)
+    refuse(call | {"kv_cache": cache}, ValueError, "kv_cache: expected data aligned to 16 bytes, got")
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_cache_of_another_dtype_than_the_shapes(kv_dtype: torch.dtype) -> None:
+    call = arguments(VerifyShape(H, T, kv_dtype=kv_dtype))
+    other = torch.float8_e4m3fn if kv_dtype is torch.bfloat16 else torch.bfloat16
+    refuse(call | {"kv_cache": call["kv_cache"].to(other)}, TypeError, f"kv_cache: expected dtype {kv_dtype}, got")
 
 
 def test_rope_half_that_is_not_16_byte_aligned() -> None:

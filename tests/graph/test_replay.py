@@ -13,6 +13,8 @@ SETUPS = (
     Setup(heads=16, tree_tokens=33, batch=3, ranges=True),
     Setup(path="mma"),
     Setup(heads=5, tree_tokens=7, fixed_split=1024, path="mma"),
+    Setup(fp8_kv=True),
+    Setup(fp8_kv=True, path="mma"),
 )
 CAPTURE_LENGTHS = {"short": [1, 37, 64], "long": [65_536, 16_384, 33]}
 REPLAY_LENGTHS = (

@@ -13,6 +13,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so
 import torch
 
 from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, cubins, pack_tree_mask, verify_attention
+from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
 
 POOL_SLOTS = 400
@@ -47,25 +48,25 @@ CASES = (
 )
 
 
-def run(case: SanitizeCase, path: KernelPath) -> None:
+def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype) -> None:
     """One step on the GPU and on the CPU."""
     random = torch.Generator().manual_seed(1)
-    shape = VerifyShape(case.heads, case.tree_tokens)
+    shape = VerifyShape(case.heads, case.tree_tokens, kv_dtype=kv_dtype)
     batch, tokens = len(case.lengths), len(case.lengths) * case.tree_tokens
     owned = _owned_slots(case, random)
-    kv = torch.zeros(POOL_SLOTS, 576, dtype=torch.bfloat16)
+    kv = torch.zeros(POOL_SLOTS, 576, dtype=kv_dtype)
     kv_on_gpu = torch.empty_like(kv, device="cuda")
     for slots in owned[: batch - case.num_padding]:
         for page in slots.split(PAGE):  # a copy a page: a slot that nobody owns stays uninitialised
             first, end = int(page[0]), int(page[-1]) + 1
-            kv[first:end] = torch.randn(end - first, 576, generator=random).bfloat16()
+            kv[first:end] = torch.randn(end - first, 576, generator=random).to(kv_dtype)
             kv_on_gpu[first:end].copy_(kv[first:end])
     q = torch.randn(tokens, case.heads, 576, generator=random).bfloat16()
     seq_lens = torch.tensor(case.lengths, dtype=case.index_dtype)
     mask = _mask(case)
     expected = _step(case, path, shape, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
     result = _step(case, path, shape, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
-    print(path.name, case, flush=True)
+    print(path.name, kv_dtype, case, flush=True)
     for got, want in zip(result, expected, strict=True):  # words, out, lse
         torch.testing.assert_close(got.cpu(), want, atol=TOLERANCE, rtol=0)
 
@@ -130,8 +131,9 @@ def main() -> None:
         if missing := set(path.block_heights) - heights:
             raise SystemExit(f"{path.name}: no case has row blocks of height {sorted(missing)}")
         for case in CASES:
-            run(case, path)
-    print(f"{len(CASES)} cases ran on {len(paths)} kernels")
+            for kv_dtype in CUDA_KV_DTYPES:
+                run(case, path, kv_dtype)
+    print(f"{len(CASES)} cases ran on {len(paths)} kernels, each with {len(CUDA_KV_DTYPES)} dtypes of KV rows")
 
 
 if __name__ == "__main__":

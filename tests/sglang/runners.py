@@ -18,7 +18,7 @@ ONE_RANK = get_parallel().override(attn_tp_size=1, dcp_enabled=False, attn_dcp_s
 ONE_RANK.__enter__()  # holds for as long as it is referenced
 
 SETTINGS = {"attention_backend": "treemla", "speculative_draft_attention_backend": "triton"}
-HEADS, LATENT, ROPE = 4, 32, 8
+HEADS, LATENT, ROPE = 4, 32, 16
 MAX_CONTEXT = 64
 
 
@@ -39,9 +39,11 @@ def make_runner(
     heads: int = HEADS,
     widths: tuple[int, int] = (LATENT, ROPE),
     max_context: int = MAX_CONTEXT,
+    fp8_kv_cache: bool = False,
     **settings: Any,
 ) -> Any:
-    """A runner whose pools hold `max_batch` requests of up to `max_context` tokens, page size 1."""
+    """A runner whose pools hold `max_batch` requests of up to `max_context` tokens, page size 1; fp8_kv_cache: what
+    --kv-cache-dtype fp8_e4m3 makes of them."""
     case = MLAAttentionCase(
         name="runner",
         backend="triton",
@@ -53,7 +55,7 @@ def make_runner(
     )
     latent_rope = {"kv_lora_rank": widths[0], "qk_rope_head_dim": widths[1]}
     config = TinyMLAModelConfig(num_heads=heads, hidden_size=64, context_len=max_context, **latent_rope)
-    sizes = {"max_context_len": max_context, "dtype": dtype, "device": device}
+    sizes = {"max_context_len": max_context, "dtype": dtype, "device": device, "fp8_kv_cache": fp8_kv_cache}
     runner = MockMLAModelRunner(case=case, model_config=config, **sizes, **latent_rope)
     lay_over(runner.server_args, **{**SETTINGS, **settings})
     return runner

@@ -220,6 +220,36 @@ def test_scales_of_a_quantised_checkpoint_are_applied_where_triton_applies_them(
     torch.testing.assert_close(out.double(), wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("mode", [VERIFY, DECODE])
+@pytest.mark.parametrize("k_scale", [None, 0.5])
+def test_over_an_fp8_cache_new_rows_are_scaled_rounded_and_attended_to_as_stored(k_scale, mode):
+    """float8_e4m3 rows from end to end, divided by the layer's scale; what is rounded is the pool and nothing else."""
+    runner = make_runner(speculative_algorithm="EAGLE", fp8_kv_cache=True)
+    backend = TreemlaAttnBackend(runner)
+    generator = fill_pool(runner)
+    is_verify = mode is VERIFY
+    tree, tail = (SIBLINGS, 0) if is_verify else (torch.ones(1, 1, dtype=torch.bool), 1)
+    spec_info = eagle_input(full_mask([9], [tree]), 3) if is_verify else None
+    batch = view(runner, [9], mode, spec_info)
+    columns = 9 - tail + torch.arange(len(tree))
+    batch.out_cache_loc = runner.req_to_token_pool.req_to_token[1, columns].long()
+    batch.out_cache_loc_is_physical = True
+    layer = make_layer()
+    if k_scale is not None:
+        layer.k_scale, layer.v_scale = torch.tensor(k_scale), torch.tensor(k_scale)
+        layer.k_scale_float = layer.v_scale_float = k_scale
+    q, k = queries(generator, len(tree)), torch.randn(len(tree), 1, LATENT + ROPE, generator=generator)
+    backend.init_forward_metadata(batch)
+    call = backend.forward_extend if is_verify else backend.forward_decode
+    out = call(q, k, k[..., :LATENT], layer, batch)
+    scale = k_scale or 1.0
+    pool = runner.token_to_kv_pool.get_key_buffer(0)
+    assert pool.dtype is torch.float8_e4m3fn and pool[0].nbytes == LATENT + ROPE
+    assert torch.equal(pool[batch.out_cache_loc].float(), (k / scale).to(pool.dtype).float())
+    wanted = scale * expected(runner, batch, scale * q, [tree], tail)
+    torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=0)
+
+
 def test_deterministic_inference_gives_a_request_the_same_bits_in_any_batch():
     runner = make_runner(speculative_algorithm="EAGLE", enable_deterministic_inference=True)
     backend = TreemlaAttnBackend(runner)

@@ -4,6 +4,7 @@ Its "cuda graph" cases run the capture and replay hooks without a CUDA graph; te
 """
 
 import unittest
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from sglang.test.kits.attention_unittest.attention_methods.mla_attention import 
     make_mla_cases,
     run_mla_attention_case,
 )
+from sglang.test.kits.attention_unittest.runner_modes import speculative_target_verify_runner
 from sglang.test.kits.attention_unittest.runner_modes.cuda_graph_decode_runner import run_mla_cuda_graph_decode_case
 from sglang.test.kits.attention_unittest.runner_modes.speculative_target_verify_runner import (
     run_mla_eagle_verify_case,
@@ -64,6 +66,17 @@ def test_eager_extend_is_triton_s_and_decode_is_right(kit, case, dtype):
 @pytest.mark.parametrize("kind", VERIFIED)
 def test_verify(kit, kind, topk, page_size, widths, dtype):
     run_mla_eagle_verify_case(kit, verify_case(page_size), topk=topk, spec_kind=kind, **keywords(widths, BF16[dtype]))
+
+
+@pytest.mark.parametrize("kind", VERIFIED)
+def test_verify_over_an_fp8_cache(kit, monkeypatch, kind):
+    """The kit's own fp8 pool; its reference keeps full precision and its tolerance has room for the rounded rows."""
+    monkeypatch.setattr(
+        speculative_target_verify_runner,
+        "build_mla_attention_fixture",
+        partial(speculative_target_verify_runner.build_mla_attention_fixture, fp8_kv_cache=True),
+    )
+    run_mla_eagle_verify_case(kit, verify_case(1), topk=2, spec_kind=kind, **keywords("small", torch.float32))
 
 
 @pytest.mark.parametrize("page_size", [1, 16])

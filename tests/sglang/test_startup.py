@@ -75,11 +75,30 @@ def test_a_kv_pool_that_is_not_plain_latent_rows_is_refused():
     assert "KV pool is a SimpleNamespace" in refusal(runner)
 
 
-def test_a_quantised_kv_cache_is_refused():
+def test_a_pool_whose_rows_carry_scales_is_refused():
+    """The sparse models' fp8 rows: 512 values, four scales, 64 bf16."""
+    runner = make_runner(fp8_kv_cache=True)
+    runner.token_to_kv_pool.kv_cache_dim += 16
+    assert "KV pool is a MLATokenToKVPool" in refusal(runner)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.uint8])
+def test_kv_caches_of_other_8_bit_formats_than_e4m3_are_refused(dtype):
     runner = make_runner()
-    runner.kv_cache_dtype = torch.float8_e4m3fn
+    runner.kv_cache_dtype = dtype
     message = refusal(runner)
-    assert "--kv-cache-dtype: torch.float8_e4m3fn" in message and "--kv-cache-dtype bfloat16" in message
+    assert f"--kv-cache-dtype: {dtype}" in message
+    assert "use --kv-cache-dtype bfloat16 or --kv-cache-dtype fp8_e4m3" in message
+
+
+def test_mxfp8_is_refused_though_sglang_calls_its_rows_e4m3():
+    assert "--kv-cache-dtype: mxfp8" in refusal(make_runner(fp8_kv_cache=True, kv_cache_dtype="mxfp8"))
+
+
+def test_fp8_queries_are_refused():
+    runner = make_runner(fp8_kv_cache=True)
+    runner.dtype = torch.float8_e4m3fn
+    assert "--dtype: torch.float8_e4m3fn, served" in refusal(runner)
 
 
 def test_queries_of_another_dtype_than_the_kv_cache_are_refused():
@@ -117,7 +136,16 @@ def test_a_layer_that_does_more_than_mla_is_refused_when_the_model_is_known_and_
 def test_on_a_gpu_what_the_kernels_do_not_take_is_refused(monkeypatch):
     monkeypatch.setattr(startup, "_is_cuda", lambda runner: True)
     assert "--kv-cache-dtype: torch.float32" in refusal(make_runner())
-    assert "latent and rope widths (32, 8)" in refusal(make_runner(dtype=torch.bfloat16))
+    assert "latent and rope widths (32, 16)" in refusal(make_runner(dtype=torch.bfloat16))
+
+
+def test_on_a_gpu_an_fp8_cache_is_served_beside_bf16_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(startup, "_is_cuda", lambda runner: True)
+    served, other = (make_runner(dtype=dtype, fp8_kv_cache=True) for dtype in (torch.bfloat16, torch.float16))
+    for runner in (served, other):
+        runner.model_config.kv_lora_rank, runner.model_config.qk_rope_head_dim = 512, 64
+    startup._expect_model(served)
+    assert "--dtype: torch.float16, served" in refusal(other)
 
 
 def test_a_gpu_without_kernels_is_refused_at_start_up(monkeypatch):

@@ -20,13 +20,16 @@ CONSTANTS = {
     "kPlanThreads": launch.PLAN_THREADS,
     "kPackThreads": launch.PACK_THREADS,
     "kCombineWarps": launch.COMBINE_WARPS,
-    "kCombineDims": launch.COMBINE_UNIT_DIMS,
+    "kUnitDims": launch.COMBINE_UNIT_DIMS,
+    "kRowsAtOnce": launch.COMBINE_WARP_PIECES,
     "kMinPartTiles": schedule.MIN_PART_TILES,
-    "kRequestOverheadTiles": schedule.REQUEST_OVERHEAD_TILES,
     "kDirect": schedule.DIRECT,
     "kOverlong": schedule.OVERLONG,
 }
-LAYOUTS = {"mma": "MmaLayout", "wgmma": "WgLayout"}
+LAYOUTS = {
+    "mma": {"bf16": "MmaLayout<{rows}>", "e4m3": "MmaLayout<{rows}>"},
+    "wgmma": {kv: f"WgLayout<{{rows}}, treemla::KvType::{kv}>" for kv in ("bf16", "e4m3")},
+}
 
 
 @pytest.mark.parametrize("arch", tiles.TARGETS)
@@ -40,7 +43,8 @@ def test_python_and_device_code_agree(arch, tmp_path):
         ]
     for path in target.paths:
         claims += [
-            f"treemla::{LAYOUTS[path.name]}<{rows}>::kBytes == {path.shared_memory_bytes(rows)}"
+            f"treemla::{layout.format(rows=rows)}::kBytes == {path.shared_memory_bytes(rows, kv == 'e4m3')}"
+            for kv, layout in LAYOUTS[path.name].items()
             for rows in path.block_heights
         ]
     if tiles.WGMMA in target.paths:

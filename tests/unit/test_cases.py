@@ -3,8 +3,9 @@
 import case_lists
 import pytest
 import torch
-from cases import SLOTS, Case, make_inputs
+from cases import KV_DTYPES, SLOTS, Case, make_inputs
 from hypothesis import given
+from hypothesis import strategies as st
 from strategies import cases
 from tree_kinds import TREE_KINDS, make_tree
 
@@ -17,9 +18,10 @@ def test_ids_read_as_documented() -> None:
         Case((1, 2), 9, 8, tree="star", slots="ranges64", k=0.06).id
         == "verify-b2-c1_2-t9-h8-p1-bf16-star-ranges64-k0.06"
     )
+    assert Case((7,), 9, 8, kv="fp8", tree="star").id == "verify-b1-c7-t9-h8-p1-bf16-fp8-star"
 
 
-@given(cases("cuda"))
+@given(st.one_of(cases("cuda"), cases("cpu")))
 def test_an_id_names_its_case(case: Case) -> None:
     assert Case.from_id(case.id) == case
 
@@ -49,11 +51,12 @@ def test_each_token_has_a_slot_of_its_own_within_whole_pages(slots: str, page_si
         assert all(len(page.unique()) == 1 for page in (owned // page_size).split(page_size))
 
 
-def test_all_that_is_not_owned_is_poisoned() -> None:
-    inputs = make_inputs(Case((40, 3), 9, 2, dtype="fp32", parts=4), CPU)
+@pytest.mark.parametrize("kv", KV_DTYPES)
+def test_all_that_is_not_owned_is_poisoned(kv: str) -> None:
+    inputs = make_inputs(Case((40, 3), 9, 2, dtype="fp32", kv=kv, tree="padded", parts=4), CPU)
     owned = torch.zeros(len(inputs.kv_cache), dtype=torch.bool)
     owned[torch.cat(inputs.owned)] = True
-    assert inputs.kv_cache[owned].isfinite().all()
+    assert not inputs.kv_cache[owned].isnan().any()
     assert inputs.kv_cache[~owned].isnan().all() and (~owned).sum() > 2
     out, lse = inputs.run()
     assert out is inputs.out and lse is inputs.lse and out.isfinite().all()

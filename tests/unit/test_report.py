@@ -27,6 +27,13 @@ def test_the_floor_is_bandwidth_or_arithmetic_whichever_takes_longer(context, ba
     assert roofline.floor_us(case, roofline.CEILINGS["H200"]) == pytest.approx(floor_us, rel=0.02)
 
 
+@pytest.mark.parametrize(("tree_tokens", "floor_us"), [(1, 16.9), (9, 26.0)])
+def test_fp8_rows_halve_the_bandwidth_bound_and_not_the_arithmetic(tree_tokens, floor_us):
+    case = VerifyCase((16384,) * 8, tree_tokens, 8, fp8_kv=True)
+    assert case.id == f"verify-b8-c16384-t{tree_tokens}-h8-p1-bf16-fp8"
+    assert roofline.floor_us(case, roofline.CEILINGS["H200"]) == pytest.approx(floor_us, rel=0.02)
+
+
 def test_a_floor_adds_up_over_the_requests_of_a_batch():
     ceiling = roofline.CEILINGS["RTX PRO 6000"]
     alone = [roofline.floor_us(VerifyCase((n,), 9, 8), ceiling) for n in (512, 4096)]

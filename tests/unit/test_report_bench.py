@@ -10,7 +10,12 @@ from treemla.gate import measure, triton_peer
 from treemla.gate.cases import VerifyCase
 from treemla.gate.inputs import SM_SCALE, make_inputs
 
-CASES = [VerifyCase((70, 5, 33), 9, 4), VerifyCase((64,), 1, 8), VerifyCase((100, 31), 16, 2, page_size=16)]
+CASES = [
+    VerifyCase((70, 5, 33), 9, 4),
+    VerifyCase((64,), 1, 8),
+    VerifyCase((100, 31), 16, 2, page_size=16),
+    VerifyCase((70, 33), 9, 4, fp8_kv=True),
+]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.id)

@@ -9,7 +9,6 @@ from treemla.schedule import (
     DIRECT,
     MIN_PART_TILES,
     OVERLONG,
-    REQUEST_OVERHEAD_TILES,
     Schedule,
     balanced_schedule,
     committed_tokens,
@@ -22,11 +21,12 @@ length = st.one_of(st.sampled_from(EDGES), st.integers(0, 300), st.integers(0, 7
 lengths = st.one_of(st.lists(length, min_size=1, max_size=8), st.lists(length, min_size=1, max_size=300))
 tree_tokens = st.one_of(st.sampled_from([1, 2, 9, 32, 33, 63, 64]), st.integers(1, 64))
 parts = st.one_of(st.integers(1, 8), st.sampled_from([66, 132, 188, 500, 3000]))
+OVERHEAD = 6
 split_tiles = st.one_of(st.sampled_from([1, 2, 16]), st.integers(1, 300))
 
 
 def balanced(lengths: list[int], tree_tokens: int, parts: int) -> Schedule:
-    return balanced_schedule(np.array(lengths, np.int32), tree_tokens=tree_tokens, parts=parts)
+    return balanced_schedule(np.array(lengths, np.int32), tree_tokens=tree_tokens, parts=parts, overhead=OVERHEAD)
 
 
 def fixed(lengths: list[int], tree_tokens: int, parts: int, split_tiles: int) -> Schedule:
@@ -107,18 +107,18 @@ def test_balanced_part_costs_at_most_its_share_and_one_tree(lengths: list[int], 
     """A part's tiles, and the overhead between its requests, exceed the equal share by no more than a tree's tiles."""
     schedule = balanced(lengths, tree_tokens, parts)
     held = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
-    share = max(MIN_PART_TILES, -(-(held + REQUEST_OVERHEAD_TILES * (len(lengths) - 1)) // parts))
+    share = max(MIN_PART_TILES, -(-(held + OVERHEAD * (len(lengths) - 1)) // parts))
     atom = -(-(TILE_TOKENS - 1 + tree_tokens) // TILE_TOKENS) - 1  # tiles that a cut inside the tree moves over
     for first, end in zip(schedule.part_ptr[:-1], schedule.part_ptr[1:], strict=True):
         tiles = [-(-(piece[2] - piece[1]) // TILE_TOKENS) for piece in schedule.pieces[first:end].tolist()]
-        assert sum(tiles) + REQUEST_OVERHEAD_TILES * max(0, len(tiles) - 1) <= share + atom
+        assert sum(tiles) + OVERHEAD * max(0, len(tiles) - 1) <= share + atom
 
 
 @given(lengths, tree_tokens, parts)
 def test_balanced_cuts_are_those_of_counting_tile_by_tile(lengths: list[int], tree_tokens: int, parts: int) -> None:
     """Walk the line one tile at a time; a tile at x belongs to part x // share, the tree's tiles go together."""
     total = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
-    share = max(MIN_PART_TILES, -(-(total + REQUEST_OVERHEAD_TILES * (len(lengths) - 1)) // parts))
+    share = max(MIN_PART_TILES, -(-(total + OVERHEAD * (len(lengths) - 1)) // parts))
     expected: list[tuple[int, int, int]] = []  # part, request, first token
     position = 0
     for request, n in enumerate(lengths):
@@ -127,7 +127,7 @@ def test_balanced_cuts_are_those_of_counting_tile_by_tile(lengths: list[int], tr
             part = (position + (held - 1 if tile >= n // TILE_TOKENS else tile)) // share
             if not expected or expected[-1][:2] != (part, request):
                 expected.append((part, request, tile * TILE_TOKENS))
-        position += held + REQUEST_OVERHEAD_TILES
+        position += held + OVERHEAD
     schedule = balanced(lengths, tree_tokens, parts)
     part_of_piece = np.repeat(np.arange(parts), np.diff(schedule.part_ptr)).tolist()
     pieces = [(part, *piece[:2]) for part, piece in zip(part_of_piece, schedule.pieces.tolist(), strict=True)]

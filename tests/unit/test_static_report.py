@@ -111,7 +111,7 @@ def test_each_fault_of_a_kernel_is_a_problem(changed, said):
 
 def test_dynamic_shared_memory_counts_beside_static():
     name = tiles.WGMMA.kernel_name(40)
-    room = TARGET.shared_memory_limit_bytes - tiles.WGMMA.shared_memory_bytes(40)
+    room = TARGET.shared_memory_limit_bytes - tiles.WGMMA.shared_memory_bytes(40, False)
     registers = tiles.WGMMA.registers
     assert problems(kernel(name, registers=registers, static_shared_bytes=room)) == []
     assert len(problems(kernel(name, registers=registers, static_shared_bytes=room + 1))) == 1

@@ -5,12 +5,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class VerifyCase:
-    """One verify call in bf16: the committed tokens of each request, T, H and the page size of its slots."""
+    """One verify call in bf16: the committed tokens of each request, T, H, the page size of its slots; fp8_kv: KV rows
+    of 576 bytes, e4m3."""
 
     contexts: tuple[int, ...]
     tree_tokens: int
     heads: int
     page_size: int = 1
+    fp8_kv: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a KV row."""
+        return 576 * (1 if self.fp8_kv else 2)
 
     @property
     def batch(self) -> int:
@@ -18,14 +25,17 @@ class VerifyCase:
 
     @property
     def id(self) -> str:
-        """verify-b8-c16384-t9-h8-p1-bf16, or -c4096_512- where lengths differ."""
+        """verify-b8-c16384-t9-h8-p1-bf16; -c4096_512- where lengths differ; -bf16-fp8 with fp8 KV."""
         same = len(set(self.contexts)) == 1
         context = "_".join(map(str, self.contexts[:1] if same else self.contexts))
-        return f"verify-b{self.batch}-c{context}-t{self.tree_tokens}-h{self.heads}-p{self.page_size}-bf16"
+        dtypes = "bf16-fp8" if self.fp8_kv else "bf16"
+        return f"verify-b{self.batch}-c{context}-t{self.tree_tokens}-h{self.heads}-p{self.page_size}-{dtypes}"
 
 
-def _case(batch: int, context: int, tree_tokens: int, heads: int, page_size: int = 1) -> VerifyCase:
-    return VerifyCase((context,) * batch, tree_tokens, heads, page_size)
+def _case(
+    batch: int, context: int, tree_tokens: int, heads: int, page_size: int = 1, fp8_kv: bool = False
+) -> VerifyCase:
+    return VerifyCase((context,) * batch, tree_tokens, heads, page_size, fp8_kv)
 
 
 CASES = (
@@ -43,6 +53,12 @@ CASES = (
     _case(32, 4096, 9, 8),
     _case(1, 65536, 9, 8, page_size=64),
     VerifyCase((65536, 16384, 4096, 512), 9, 8),
+    _case(1, 16384, 9, 8, fp8_kv=True),
+    _case(1, 65536, 1, 8, fp8_kv=True),
+    _case(1, 65536, 9, 8, fp8_kv=True),
+    _case(8, 16384, 1, 8, fp8_kv=True),
+    _case(8, 16384, 9, 8, fp8_kv=True),
+    _case(8, 16384, 9, 64, fp8_kv=True),
 )
 
 PEER_CASES = (

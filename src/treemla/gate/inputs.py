@@ -1,4 +1,4 @@
-"""Inputs of a measured case: bf16, slots in random order, DDTree's trees, one KV buffer a layer."""
+"""Inputs of a measured case: bf16, KV rows perhaps fp8, slots in random order, DDTree's trees, one KV buffer a layer."""
 
 import zlib
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from treemla import MaskLayout, SlotTable, VerifyPlan, VerifyShape, pack_tree_ma
 from treemla.ddtree import best_first_tree
 from treemla.gate.cases import VerifyCase
 from treemla.gate.measure import COLD_BYTES, num_layers
+from treemla.problem import FP8
 from treemla.tree import DraftTree, full_mask
 
-ROW_BYTES = 576 * 2
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads
 MAX_RELATIVE_ERROR = 2.0**-7  # two roundings to bf16: enough to tell a wrong kernel; tests/compare.py is the judge
 MAX_LSE_ERROR = 2.0**-10
@@ -70,8 +70,8 @@ def make_inputs(
     seed = zlib.crc32(case.id.encode())
     numpy_random, random = np.random.default_rng(seed), torch.Generator(device).manual_seed(seed)
     pages = [-(-(n + case.tree_tokens) // case.page_size) for n in case.contexts]
-    layers = num_layers(sum(case.contexts) * ROW_BYTES, cold_bytes)
-    pool_pages = max(sum(pages), -(-cold_bytes // (layers * ROW_BYTES * case.page_size)))
+    layers = num_layers(sum(case.contexts) * case.row_bytes, cold_bytes)
+    pool_pages = max(sum(pages), -(-cold_bytes // (layers * case.row_bytes * case.page_size)))
     order = numpy_random.permutation(pool_pages)[: sum(pages), None] * case.page_size + np.arange(case.page_size)
     held = np.split(order, np.cumsum(pages)[:-1])
     owned = [
@@ -85,19 +85,19 @@ def make_inputs(
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=random, device=device, dtype=torch.bfloat16)
 
+    kv_dtype = FP8 if case.fp8_kv else torch.bfloat16
+    shape = VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size, kv_dtype=kv_dtype)
     trees = [random_tree(case.tree_tokens, numpy_random) for _ in range(case.batch)]
     made = Inputs(
         case=case,
         q=randn(case.batch * case.tree_tokens, case.heads, 576),
-        kv_layers=[randn(pool_pages * case.page_size, 576) for _ in range(layers)],
+        kv_layers=[randn(pool_pages * case.page_size, 576).to(kv_dtype) for _ in range(layers)],
         owned=owned,
         slots=SlotTable(table, torch.arange(case.batch, dtype=torch.int32, device=device)),
         seq_lens=torch.tensor(case.contexts, dtype=torch.int32, device=device),
         mask=torch.from_numpy(full_mask(trees, case.contexts)).to(device),
         words=torch.zeros(case.batch * case.tree_tokens, dtype=torch.int64, device=device),
-        plan=VerifyPlan(
-            VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size), case.batch, device, path=path
-        ),
+        plan=VerifyPlan(shape, case.batch, device, path=path),
     )
     made.plan_step()
     return made

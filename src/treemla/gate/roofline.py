@@ -26,9 +26,9 @@ def ceiling(gpu: str) -> Ceiling | None:
 
 
 def traffic_bytes(case: VerifyCase) -> int:
-    """Each KV row (1,152 bytes) and its slot (4) once; q in, out and lse out, the words."""
+    """Each KV row (1,152 bytes; fp8 576) and its slot (4) once; q in, out and lse out, the words."""
     rows = case.batch * case.tree_tokens * case.heads
-    return sum(case.contexts) * (1152 + 4) + rows * (1152 + 1024 + 4) + 8 * case.batch * case.tree_tokens
+    return sum(case.contexts) * (case.row_bytes + 4) + rows * (1152 + 1024 + 4) + 8 * case.batch * case.tree_tokens
 
 
 def flops(case: VerifyCase) -> int:

@@ -76,7 +76,7 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
 
 def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expected: tuple[str, ...]) -> list[str]:
     names = {kernel.name for kernel in kernels}
-    verify_kernels = {path.kernel_name(rows): path.registers for path in target.paths for rows in path.block_heights}
+    verify_kernels = {name: path.registers for name, (path, _) in target.verify_kernels.items()}
     found = [f"{name}: missing from the cubin" for name in expected if name not in names]
     for kernel in kernels:
         if kernel.name not in expected:
@@ -103,11 +103,7 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
 
 def dynamic_shared_bytes(name: str, target: tiles.Target) -> int:
     """What the host asks for at launch: fixed for a verify kernel, none or little for the others."""
-    for path in target.paths:
-        for rows in path.block_heights:
-            if name == path.kernel_name(rows):
-                return path.shared_memory_bytes(rows)
-    return 0
+    return target.verify_kernels[name][1] if name in target.verify_kernels else 0
 
 
 def parse_ptxas_log(log: str) -> tuple[dict[str, int], list[str]]:

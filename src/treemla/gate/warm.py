@@ -9,7 +9,6 @@ from itertools import pairwise
 
 from treemla.gate import schema
 from treemla.gate.cases import WARM_CASES, VerifyCase
-from treemla.gate.inputs import ROW_BYTES
 from treemla.gate.report import table
 
 LAYERS = 16  # of a graph; all read the same pool
@@ -17,7 +16,7 @@ LAYERS = 16  # of a graph; all read the same pool
 
 def fits(case: VerifyCase, l2_bytes: int) -> bool:
     """Whether L2 holds the KV twice: each of its halves may keep a copy of what the other owns."""
-    return 2 * sum(case.contexts) * ROW_BYTES <= l2_bytes
+    return 2 * sum(case.contexts) * case.row_bytes <= l2_bytes
 
 
 def clocks_a_token(case: VerifyCase, us: float, mhz: float, num_sms: int) -> float:

@@ -52,7 +52,7 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         compat.fence_tables(algorithm)
         config = model_runner.model_config
         self._latent_rope = config.kv_lora_rank, config.qk_rope_head_dim
-        self._dtype = model_runner.kv_cache_dtype
+        self._dtypes = {"dtype": model_runner.dtype, "kv_dtype": model_runner.kv_cache_dtype}
         self._max_batch = model_runner.req_to_token_pool.size
         self._trees: dict[int, TreeState] = {}
         self._step: Step | None = None
@@ -265,7 +265,7 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
 
     def _shape(self, tree_tokens: int) -> VerifyShape:
         """Slot tables hold token slots whatever --page-size is, so the shape's pages are single tokens."""
-        return VerifyShape(self.num_head, tree_tokens, *self._latent_rope, dtype=self._dtype)
+        return VerifyShape(self.num_head, tree_tokens, *self._latent_rope, **self._dtypes)
 
     def _static_bytes(self) -> int:
         """Device memory this backend holds, the draft stage's mask included."""

@@ -204,8 +204,13 @@ def is_mla(runner: Any) -> bool:
 
 
 def is_plain_mla_pool(pool: Any) -> bool:
-    """Whether the KV pool holds latent rows and nothing else: no quantised, sparse or hybrid variant of it."""
-    return type(pool) is importlib.import_module("sglang.srt.mem_cache.memory_pool").MLATokenToKVPool
+    """Whether the KV pool holds latent rows of one dtype and nothing else: no block scales, no sparse or hybrid variant.
+
+    With --kv-cache-dtype fp8_e4m3 such a row is e4m3 from end to end, divided by the layer's k_scale when written.
+    """
+    if type(pool) is not importlib.import_module("sglang.srt.mem_cache.memory_pool").MLATokenToKVPool:
+        return False
+    return bool(pool.kv_cache_dim == pool.kv_lora_rank + pool.qk_rope_head_dim)
 
 
 def context_parallel_size() -> int:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from treemla import cubins
-from treemla.problem import CUDA_DTYPES, MAX_TREE_TOKENS, PORTABLE_DTYPES
+from treemla.problem import CUDA_DTYPES, CUDA_KV_DTYPES, FP8, MAX_TREE_TOKENS, PORTABLE_DTYPES
 from treemla.sglang import BACKEND, compat
 from treemla.tiles import MAX_BATCH
 
@@ -37,17 +37,25 @@ def _expect_model(runner: Any) -> None:
     _refuse(bool(window), f"--model-path: sliding window of {window} tokens", TRITON)
     pool = type(runner.token_to_kv_pool).__name__
     _refuse(not compat.is_plain_mla_pool(runner.token_to_kv_pool), f"--model-path: its KV pool is a {pool}", TRITON)
-    dtype = runner.kv_cache_dtype
-    served = CUDA_DTYPES if _is_cuda(runner) else PORTABLE_DTYPES
-    _refuse(dtype not in served, f"--kv-cache-dtype: {dtype}, served: {served}", "--kv-cache-dtype bfloat16")
-    _refuse(
-        dtype != runner.dtype, f"--dtype: {runner.dtype} queries over a {dtype} KV cache", f"--dtype {_name(dtype)}"
-    )
+    _expect_dtypes(runner)
     if _is_cuda(runner):
         widths = config.kv_lora_rank, config.qk_rope_head_dim
         _refuse(widths != (512, 64), f"--model-path: latent and rope widths {widths}, served: (512, 64)", TRITON)
     for name, layer in _attention_layers(runner):
         expect_plain_layer(layer, name)
+
+
+def _expect_dtypes(runner: Any) -> None:
+    """KV rows of the model's dtype or of e4m3; not the e4m3 of mxfp8, whose scales lie beside the rows."""
+    dtype, kv_dtype, flag = runner.dtype, runner.kv_cache_dtype, "--kv-cache-dtype"
+    served = CUDA_DTYPES if _is_cuda(runner) else PORTABLE_DTYPES
+    served_kv = CUDA_KV_DTYPES if _is_cuda(runner) else (*PORTABLE_DTYPES, FP8)
+    instead = " or ".join(f"{flag} {name}" for name in ("bfloat16", "fp8_e4m3")[: 1 + (FP8 in served_kv)])
+    _refuse(compat.setting(runner, "kv_cache_dtype") == "mxfp8", f"{flag}: mxfp8", instead)
+    _refuse(kv_dtype not in served_kv, f"{flag}: {kv_dtype}, served: {served_kv}", instead)
+    _refuse(dtype not in served, f"--dtype: {dtype}, served: {served}", "--dtype bfloat16")
+    queries = f"--dtype: {dtype} queries over a {kv_dtype} KV cache"
+    _refuse(kv_dtype not in (dtype, FP8), queries, f"--dtype {_name(kv_dtype)}")
 
 
 def _expect_flags(runner: Any) -> None:
