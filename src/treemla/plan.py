@@ -141,9 +141,7 @@ class VerifyPlan:
         tree_tokens, split_tokens = self.shape.tree_tokens, self.fixed_split_tokens
         if split_tokens is None:
             overhead = schedule.overhead_tiles(self.block_rows)
-            return schedule.balanced_schedule(
-                committed, tree_tokens=tree_tokens, parts=self.parts, overhead=overhead
-            )
+            return schedule.balanced_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, overhead=overhead)
         return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
 
     def load(self, made: schedule.Schedule) -> None:

@@ -50,9 +50,7 @@ def overhead_tiles(block_rows: int) -> int:
     return 2 + block_rows // 18
 
 
-def balanced_schedule(
-    committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, overhead: int
-) -> Schedule:
+def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, overhead: int) -> Schedule:
     """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
     request, in tiles."""
     batch = len(committed)
