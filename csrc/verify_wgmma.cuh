@@ -59,7 +59,7 @@ struct WgLayout {
   static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
   static constexpr int kQuery = kStaging + kStaged * kStagedBoxBytes;  // [kBoxes][kRows][128 bytes]
   static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
-  static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
+  static constexpr int kWarpValues = kProbs;                      // float [2][4][kRows], while no P is there
   static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
   static constexpr int kWords = kScale + kRows * 4;               // uint64 [kTokens]: of the block's tree tokens
   static constexpr int kFull = kWords + kTokens * 8;              // barriers
@@ -70,7 +70,7 @@ struct WgLayout {
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
   static constexpr int kBytes = kQuery + kSideBytes;
   static_assert(kTokenOfRow + kRows <= kBytes && kRing > kBoxes);
-  static_assert(4 * kRows * 4 <= kRowBytes);
+  static_assert(8 * kRows * 4 <= kRowBytes);
 };
 
 // ---- producer ------------------------------------------------------------------------------------------------------
@@ -205,7 +205,9 @@ struct Scorer {
   uint32_t turn = 0;  // parity of ready and spent
 
   int request, committed, kv_begin, kv_end;
-  float reference[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
+  // Rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens, of P as bf16 has it and, in bf16 pairs, of what it lost.
+  float reference[2 * kRowTiles], row_sum[2 * kRowTiles];
+  uint32_t lost[kRowTiles];
 
   __device__ void together() const { named_barrier<2, 128>(); }
   __device__ float* scale() const { return reinterpret_cast<float*>(shared + Layout::kScale); }
@@ -259,44 +261,56 @@ struct Scorer {
 
   // Probabilities of a tile, relative to each row's reference: 0 at first, and moved to the row's maximum where scores
   // leave the reach of float32 around it. A common tile needs one vote of the warpgroup for that, no reduction over
-  // lanes and warps and no rescale of the outputs; a power of two takes nothing from float32 sums or bf16 probabilities.
+  // lanes and warps and no rescale of the outputs.
+  //
+  // The maximum's probability is then not 1, and bf16 does not hold it exactly. So row_sum adds up what the tensor cores
+  // will see: a row of one key still returns its value as it is. `lost` is what the rounding took, for the lse.
   // `only`: the piece has no other tile.
   __device__ void softmax(float (&s)[4 * kRowTiles], int tile, bool only) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
-    const auto most = [&](int j) {
-      return fmaf(fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]), p.score_scale, -reference[j]);
-    };
     float above[3] = {-INFINITY, -INFINITY, -INFINITY}, below = INFINITY;  // three chains, not one long one
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], most(j));
-    // Of the first tile no row may lie wholly below. A token hidden from a row counts, unless no other tile follows.
+    for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], fmaf(most_of(s, j), p.score_scale, -reference[j]));
     if (tile == 0)
 #pragma unroll
       for (int j = 0; j < 2 * kRowTiles; ++j)
-        if (!only || most(j) != -INFINITY) below = fminf(below, most(j));
+        if (!only || most_of(s, j) != -INFINITY) below = fminf(below, most_of(s, j) * p.score_scale);
     const bool moves = vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kReach || below < -kReach);
-    if (moves) move_reference(s, tile == 0);
+    if (moves) move_reference(s, tile == 0, only);
     if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = moves;
+    uint32_t probs[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}: of the thread's first token, of its second
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
+      float2 taken = {0.f, 0.f};
 #pragma unroll
-      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(fmaf(s[4 * n + c], p.score_scale, -reference[2 * n + c % 2]));
-      row_sum[2 * n] += s[4 * n] + s[4 * n + 2];
-      row_sum[2 * n + 1] += s[4 * n + 1] + s[4 * n + 3];
+      for (int half = 0; half < 2; ++half) {
+        const float x = exp2_approx(fmaf(s[4 * n + 2 * half], p.score_scale, -reference[2 * n]));
+        const float y = exp2_approx(fmaf(s[4 * n + 2 * half + 1], p.score_scale, -reference[2 * n + 1]));
+        const uint32_t both = bf16_pair(x, y);
+        const float2 held = floats_of(both);
+        row_sum[2 * n] += held.x;
+        row_sum[2 * n + 1] += held.y;
+        taken = make_float2(taken.x + (x - held.x), taken.y + (y - held.y));
+        probs[2 * n + half] = both;
+      }
+      lost[n] = add_bf16_pairs(lost[n], bf16_pair(taken.x, taken.y));
     }
-    store_probs(s);
+    store_probs(probs);
   }
 
-  // The reference becomes the maximum so far; the factors that this asks of older values go to the accumulators.
-  __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first) {
-    if (first)
-#pragma unroll
-      for (float& x : reference) x = kLowestScore;
+  // Of row j's scores in this thread.
+  __device__ static float most_of(const float (&s)[4 * kRowTiles], int j) {
+    return fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]);
+  }
+
+  // A row that has left its reach gets its maximum as reference, and the accumulators the factor that older values need.
+  // Each row by itself: its result does not hang on its neighbours.
+  __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first, bool only) {
     float* warp_max = warp_values() + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      float2 most = make_float2(fmaxf(s[4 * n], s[4 * n + 2]), fmaxf(s[4 * n + 1], s[4 * n + 3]));
+      float2 most = make_float2(most_of(s, 2 * n), most_of(s, 2 * n + 1));
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) {
         most.x = fmaxf(most.x, __shfl_xor_sync(0xffffffffu, most.x, offset));
@@ -313,15 +327,21 @@ struct Scorer {
         const float2 other = *reinterpret_cast<const float2*>(warp_max + w * kRows + 8 * n);
         seen = make_float2(fmaxf(seen.x, other.x), fmaxf(seen.y, other.y));
       }
-      seen = make_float2(fmaxf(reference[2 * n], seen.x * p.score_scale), fmaxf(reference[2 * n + 1], seen.y * p.score_scale));
-      const float2 factor = make_float2(exp2_approx(reference[2 * n] - seen.x), exp2_approx(reference[2 * n + 1] - seen.y));
+      const float2 factor = make_float2(move_row(2 * n, seen.x * p.score_scale, first, only),
+                                        move_row(2 * n + 1, seen.y * p.score_scale, first, only));
       if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale() + 8 * n + 2 * pair) = factor;
-      row_sum[2 * n] *= factor.x;
-      row_sum[2 * n + 1] *= factor.y;
-      reference[2 * n] = seen.x;
-      reference[2 * n + 1] = seen.y;
+      lost[n] = multiply_bf16_pairs(lost[n], bf16_pair(factor.x, factor.y));
     }
     together();  // P takes the place of the maxima
+  }
+
+  __device__ float move_row(int j, float most, bool first, bool only) {
+    const float above = most - reference[j];
+    if (!(above > kReach || (first && above < -kReach && !(only && most == -INFINITY)))) return 1.f;
+    const float moved = fmaxf(most, kLowestScore), factor = first ? 1.f : exp2_approx(reference[j] - moved);
+    row_sum[j] *= factor;
+    reference[j] = moved;
+    return factor;
   }
 
   // Of tokens `token` and `token` + 8.
@@ -344,20 +364,13 @@ struct Scorer {
 
   // P^T fragments, tokens by rows, become rows of 64 tokens: transposed 8 x 8 stores. Lane l gives the address of row
   // l % 8 of matrix l / 8; matrices are (tokens 0-7, 8-15 of the warp) of one column tile, then of the next.
-  __device__ void store_probs(const float (&s)[4 * kRowTiles]) const {
+  __device__ void store_probs(const uint32_t (&pairs)[2 * kRowTiles]) const {
     const int row = 8 * (lane / 16) + lane % 8, chunk = 2 * warp + lane / 8 % 2;
     const uint32_t probs = base + Layout::kProbs + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
     for (int n = 0; n < kRowTiles; n += 2) {
-      uint32_t m[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at_value = 4 * (n + i / 2 < kRowTiles ? n + i / 2 : n) + i % 2 * 2;
-        const __nv_bfloat162 two = __floats2bfloat162_rn(s[at_value], s[at_value + 1]);
-        m[i] = reinterpret_cast<const uint32_t&>(two);
-      }
-      if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, m);
-      else stmatrix_x2_trans(probs + n * 1024, m[0], m[1]);
+      if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, {pairs[2 * n], pairs[2 * n + 1], pairs[2 * n + 2], pairs[2 * n + 3]});
+      else stmatrix_x2_trans(probs + n * 1024, pairs[2 * n], pairs[2 * n + 1]);
     }
   }
 
@@ -378,7 +391,7 @@ struct Scorer {
     fence_async_proxy();
     together();
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = row_sum[j] = 0.f;
+    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = row_sum[j] = 0.f, lost[j / 2] = 0;
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) {
       float s[4 * kRowTiles];
@@ -396,23 +409,30 @@ struct Scorer {
   // Thread r closes row r. The reference passes to it where the row's final factor then stands.
   __device__ void finish(int partial_slot) {
     const int rows = p.tree_tokens * p.heads;
-    float *warp_sum = warp_values(), *scale = this->scale();
+    float *warp_sum = warp_values(), *warp_lost = warp_sum + 4 * kRows, *scale = this->scale();
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j)
+    for (int n = 0; n < kRowTiles; ++n)
 #pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
+      for (int offset = 4; offset < 32; offset *= 2) {
+        row_sum[2 * n] += __shfl_xor_sync(0xffffffffu, row_sum[2 * n], offset);
+        row_sum[2 * n + 1] += __shfl_xor_sync(0xffffffffu, row_sum[2 * n + 1], offset);
+        lost[n] = add_bf16_pairs(lost[n], __shfl_xor_sync(0xffffffffu, lost[n], offset));
+      }
     barrier_wait(base + Layout::kSpent, turn ^ 1);
     if (group == 0)
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
         const int row = 8 * n + 2 * pair;
         *reinterpret_cast<float2*>(warp_sum + warp * kRows + row) = make_float2(row_sum[2 * n], row_sum[2 * n + 1]);
+        *reinterpret_cast<float2*>(warp_lost + warp * kRows + row) = floats_of(lost[n]);
         if (warp == 0) *reinterpret_cast<float2*>(scale + row) = make_float2(reference[2 * n], reference[2 * n + 1]);
       }
     together();
     if (thread < kRows) {
-      const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
-      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
+      float sum = 0.f, taken = 0.f;
+#pragma unroll
+      for (int w = 0; w < 4; ++w) sum += warp_sum[w * kRows + thread], taken += warp_lost[w * kRows + thread];
+      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum + taken);
       scale[thread] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
       if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + thread] = lse;
       else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;

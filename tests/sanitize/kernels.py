@@ -25,7 +25,7 @@ TOLERANCE = 0.05  # enough to tell a right answer from garbage; tests/parity say
 class SanitizeCase:
     heads: int
     tree_tokens: int
-    lengths: tuple[int, ...] = (100, 0, 33)
+    lengths: tuple[int, ...] = (400, 0, 33)
     num_padding: int = 0
     layout: MaskLayout = MaskLayout.FULL
     ranges: bool = False
@@ -38,7 +38,7 @@ class SanitizeCase:
 CASES = (
     SanitizeCase(8, 1, chain=True),
     SanitizeCase(8, 2, ranges=True, index_dtype=torch.int32),
-    SanitizeCase(3, 8, layout=MaskLayout.QLEN_ONLY, lengths=(100, 37, 0), num_padding=1),
+    SanitizeCase(3, 8, layout=MaskLayout.QLEN_ONLY, lengths=(400, 37, 0), num_padding=1),
     SanitizeCase(8, 4, fixed_split=32),
     SanitizeCase(5, 8, ranges=True, layout=MaskLayout.QLEN_ONLY),
     SanitizeCase(6, 8, index_dtype=torch.int32),
