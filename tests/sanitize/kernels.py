@@ -16,7 +16,7 @@ from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, 
 from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
 
-POOL_SLOTS = 400
+POOL_SLOTS = 1000
 PAGE = 16
 TOLERANCE = 0.05  # enough to tell a right answer from garbage; tests/parity says how right
 
