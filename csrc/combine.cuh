@@ -41,29 +41,24 @@ struct MergedPieces {
     weight *= factor;
     most = reference;
   }
-  __device__ void add(float w, uint4 chunk) {
-    const uint32_t pairs[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+  __device__ void add(float w, const Chunk& chunk) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m) {
-      sum[2 * m] = fmaf(w, __uint_as_float(pairs[m] << 16), sum[2 * m]);
-      sum[2 * m + 1] = fmaf(w, __uint_as_float(pairs[m] & 0xffff0000u), sum[2 * m + 1]);
-    }
+    for (int i = 0; i < 8; ++i) sum[i] = fmaf(w, chunk.value(i), sum[i]);
     weight += w;
   }
 };
 
 // chunk: of the lane. row: rows.load().
 __device__ __forceinline__ MergedPieces merge_pieces(const VerifyParams& p, PartialRows rows, int row, int chunk) {
-  const uint4* chunks = reinterpret_cast<const uint4*>(p.partial_out) + chunk;
   MergedPieces merged;
   for (; rows.first < rows.count; rows.first += kHeldRows * rows.stride, row = rows.load()) {
     const int here = min(kHeldRows, (rows.count - rows.first + rows.stride - 1) / rows.stride);
-    uint4 partial[kRowsAtOnce];
+    Chunk partial[kRowsAtOnce];
     auto read = [&](int first) {  // behind the last row the last once more: a branch would order the loads
 #pragma unroll
       for (int i = 0; i < kRowsAtOnce; ++i) {
         const int from = __shfl_sync(0xffffffffu, row, min(first + i, here - 1));
-        partial[i] = chunks[int64_t(from) * kRowChunks];
+        partial[i] = Chunk(p.partial_out + int64_t(from) * kPartialRowBytes, chunk);
       }
     };
     read(0);  // before the weights are known: one latency for both

@@ -46,19 +46,6 @@ __device__ __forceinline__ uint32_t bf16_pair(float x, float y) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
   return pair;
 }
-__device__ __forceinline__ float2 floats_of(uint32_t pair) {
-  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
-}
-__device__ __forceinline__ uint32_t add_bf16_pairs(uint32_t a, uint32_t b) {
-  uint32_t sum;
-  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
-  return sum;
-}
-__device__ __forceinline__ uint32_t multiply_bf16_pairs(uint32_t a, uint32_t b) {
-  uint32_t product;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
-}
 
 // threadIdx.x, read anew: what is computed from it occupies no register elsewhere.
 __device__ __forceinline__ int thread_again() {

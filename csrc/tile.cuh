@@ -86,7 +86,7 @@ struct VerifyParams {
   const Piece* pieces;
   const int32_t* part_ptr;        // [parts + 1]
   const int32_t* request_ptr;     // [B + 1]
-  __nv_bfloat16* partial_out;     // [slots, blocks, block_rows, 512], normalised; dims in work.cuh's order
+  char* partial_out;              // [slots, blocks, block_rows, 512 * 3 bytes], normalised; as work.cuh has them
   float* partial_lse;             // [slots, blocks, block_rows], base 2
   __nv_bfloat16* out;             // [B*T, H, 512]
   float* lse;                     // [B*T, H], natural

@@ -37,7 +37,7 @@ constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
 
-constexpr float kReach = 40.f;  // of scores around their row's reference, base 2; values up to 2^60 then stay finite
+constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base 2
 
 // Registers a thread: together what the launch takes, 128 each; a claim beyond it would wait forever.
 constexpr int kCopyRegisters = 40, kScorerRegisters = 120, kAccumulatorRegisters = 176;
@@ -59,7 +59,7 @@ struct WgLayout {
   static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
   static constexpr int kQuery = kStaging + kStaged * kStagedBoxBytes;  // [kBoxes][kRows][128 bytes]
   static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
-  static constexpr int kWarpValues = kProbs;                      // float [2][4][kRows], while no P is there
+  static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
   static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
   static constexpr int kWords = kScale + kRows * 4;               // uint64 [kTokens]: of the block's tree tokens
   static constexpr int kFull = kWords + kTokens * 8;              // barriers
@@ -70,7 +70,7 @@ struct WgLayout {
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
   static constexpr int kBytes = kQuery + kSideBytes;
   static_assert(kTokenOfRow + kRows <= kBytes && kRing > kBoxes);
-  static_assert(8 * kRows * 4 <= kRowBytes);
+  static_assert(4 * kRows * 4 <= kRowBytes);
 };
 
 // ---- producer ------------------------------------------------------------------------------------------------------
@@ -205,9 +205,7 @@ struct Scorer {
   uint32_t turn = 0;  // parity of ready and spent
 
   int request, committed, kv_begin, kv_end;
-  // Rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens, of P as bf16 has it and, in bf16 pairs, of what it lost.
-  float reference[2 * kRowTiles], row_sum[2 * kRowTiles];
-  uint32_t lost[kRowTiles];
+  float reference[2 * kRowTiles], row_sum[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}; sums over this thread's tokens
 
   __device__ void together() const { named_barrier<2, 128>(); }
   __device__ float* scale() const { return reinterpret_cast<float*>(shared + Layout::kScale); }
@@ -259,44 +257,26 @@ struct Scorer {
     if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage);
   }
 
-  // Probabilities of a tile, relative to each row's reference: 0 at first, and moved to the row's maximum where scores
-  // leave the reach of float32 around it. A common tile needs one vote of the warpgroup for that, no reduction over
-  // lanes and warps and no rescale of the outputs.
-  //
-  // The maximum's probability is then not 1, and bf16 does not hold it exactly. So row_sum adds up what the tensor cores
-  // will see: a row of one key still returns its value as it is. `lost` is what the rounding took, for the lse.
-  // `only`: the piece has no other tile.
-  __device__ void softmax(float (&s)[4 * kRowTiles], int tile, bool only) {
+  // Probabilities of a tile, relative to each row's reference: its maximum over the first tile, moved where scores rise
+  // far above it. A common tile needs one vote of the warpgroup for that, no reduction over lanes and warps and no rescale
+  // of the outputs. Sums and bf16 probabilities lose nothing by a factor of up to 2^kHeadroom.
+  __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
-    float above[3] = {-INFINITY, -INFINITY, -INFINITY}, below = INFINITY;  // three chains, not one long one
+    float above[3] = {-INFINITY, -INFINITY, -INFINITY};  // three chains, not one long one
 #pragma unroll
     for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], fmaf(most_of(s, j), p.score_scale, -reference[j]));
-    if (tile == 0)
-#pragma unroll
-      for (int j = 0; j < 2 * kRowTiles; ++j)
-        if (!only || most_of(s, j) != -INFINITY) below = fminf(below, most_of(s, j) * p.score_scale);
-    const bool moves = vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kReach || below < -kReach);
-    if (moves) move_reference(s, tile == 0, only);
-    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = moves;
-    uint32_t probs[2 * kRowTiles];  // rows 8 n + 2 pair + {0, 1}: of the thread's first token, of its second
+    const bool moves = tile == 0 || vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kHeadroom);
+    if (moves) move_reference(s, tile == 0);
+    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = moves && tile > 0;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      float2 taken = {0.f, 0.f};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float x = exp2_approx(fmaf(s[4 * n + 2 * half], p.score_scale, -reference[2 * n]));
-        const float y = exp2_approx(fmaf(s[4 * n + 2 * half + 1], p.score_scale, -reference[2 * n + 1]));
-        const uint32_t both = bf16_pair(x, y);
-        const float2 held = floats_of(both);
-        row_sum[2 * n] += held.x;
-        row_sum[2 * n + 1] += held.y;
-        taken = make_float2(taken.x + (x - held.x), taken.y + (y - held.y));
-        probs[2 * n + half] = both;
-      }
-      lost[n] = add_bf16_pairs(lost[n], bf16_pair(taken.x, taken.y));
+      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(fmaf(s[4 * n + c], p.score_scale, -reference[2 * n + c % 2]));
+      row_sum[2 * n] += s[4 * n] + s[4 * n + 2];
+      row_sum[2 * n + 1] += s[4 * n + 1] + s[4 * n + 3];
     }
-    store_probs(probs);
+    store_probs(s);
   }
 
   // Of row j's scores in this thread.
@@ -304,9 +284,9 @@ struct Scorer {
     return fmaxf(s[4 * (j / 2) + j % 2], s[4 * (j / 2) + j % 2 + 2]);
   }
 
-  // A row that has left its reach gets its maximum as reference, and the accumulators the factor that older values need.
-  // Each row by itself: its result does not hang on its neighbours.
-  __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first, bool only) {
+  // A row that rises gets its maximum as reference, and the accumulators the factor that older values need. Each row by
+  // itself: its result does not hang on its neighbours. `first`: there is nothing older.
+  __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first) {
     float* warp_max = warp_values() + 2 * pair;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
@@ -327,21 +307,21 @@ struct Scorer {
         const float2 other = *reinterpret_cast<const float2*>(warp_max + w * kRows + 8 * n);
         seen = make_float2(fmaxf(seen.x, other.x), fmaxf(seen.y, other.y));
       }
-      const float2 factor = make_float2(move_row(2 * n, seen.x * p.score_scale, first, only),
-                                        move_row(2 * n + 1, seen.y * p.score_scale, first, only));
-      if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale() + 8 * n + 2 * pair) = factor;
-      lost[n] = multiply_bf16_pairs(lost[n], bf16_pair(factor.x, factor.y));
+      const float2 moved = make_float2(raised(reference[2 * n], seen.x), raised(reference[2 * n + 1], seen.y));
+      if (!first) {
+        const float2 factor = make_float2(exp2_approx(reference[2 * n] - moved.x), exp2_approx(reference[2 * n + 1] - moved.y));
+        if (warp == 0 && group == 0) *reinterpret_cast<float2*>(scale() + 8 * n + 2 * pair) = factor;
+        row_sum[2 * n] *= factor.x;
+        row_sum[2 * n + 1] *= factor.y;
+      }
+      reference[2 * n] = moved.x;
+      reference[2 * n + 1] = moved.y;
     }
     together();  // P takes the place of the maxima
   }
 
-  __device__ float move_row(int j, float most, bool first, bool only) {
-    const float above = most - reference[j];
-    if (!(above > kReach || (first && above < -kReach && !(only && most == -INFINITY)))) return 1.f;
-    const float moved = fmaxf(most, kLowestScore), factor = first ? 1.f : exp2_approx(reference[j] - moved);
-    row_sum[j] *= factor;
-    reference[j] = moved;
-    return factor;
+  __device__ float raised(float reference, float score) const {
+    return score * p.score_scale - reference > kHeadroom ? score * p.score_scale : reference;
   }
 
   // Of tokens `token` and `token` + 8.
@@ -364,13 +344,14 @@ struct Scorer {
 
   // P^T fragments, tokens by rows, become rows of 64 tokens: transposed 8 x 8 stores. Lane l gives the address of row
   // l % 8 of matrix l / 8; matrices are (tokens 0-7, 8-15 of the warp) of one column tile, then of the next.
-  __device__ void store_probs(const uint32_t (&pairs)[2 * kRowTiles]) const {
+  __device__ void store_probs(const float (&s)[4 * kRowTiles]) const {
     const int row = 8 * (lane / 16) + lane % 8, chunk = 2 * warp + lane / 8 % 2;
     const uint32_t probs = base + Layout::kProbs + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
     for (int n = 0; n < kRowTiles; n += 2) {
-      if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, {pairs[2 * n], pairs[2 * n + 1], pairs[2 * n + 2], pairs[2 * n + 3]});
-      else stmatrix_x2_trans(probs + n * 1024, pairs[2 * n], pairs[2 * n + 1]);
+      const auto pair_of = [&](int i) { return bf16_pair(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]); };
+      if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, {pair_of(0), pair_of(1), pair_of(2), pair_of(3)});
+      else stmatrix_x2_trans(probs + n * 1024, pair_of(0), pair_of(1));
     }
   }
 
@@ -391,7 +372,7 @@ struct Scorer {
     fence_async_proxy();
     together();
 #pragma unroll
-    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = row_sum[j] = 0.f, lost[j / 2] = 0;
+    for (int j = 0; j < 2 * kRowTiles; ++j) reference[j] = kLowestScore, row_sum[j] = 0.f;
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) {
       float s[4 * kRowTiles];
@@ -399,7 +380,7 @@ struct Scorer {
       score(s);
       release(first_stage);
       if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
-      softmax(s, tile, tiles == 1);
+      softmax(s, tile);
       hand_over();
     }
     if (tiles == 0 && next_request >= 0) copy_query(next_request);
@@ -409,30 +390,23 @@ struct Scorer {
   // Thread r closes row r. The reference passes to it where the row's final factor then stands.
   __device__ void finish(int partial_slot) {
     const int rows = p.tree_tokens * p.heads;
-    float *warp_sum = warp_values(), *warp_lost = warp_sum + 4 * kRows, *scale = this->scale();
+    float *warp_sum = warp_values(), *scale = this->scale();
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
+    for (int j = 0; j < 2 * kRowTiles; ++j)
 #pragma unroll
-      for (int offset = 4; offset < 32; offset *= 2) {
-        row_sum[2 * n] += __shfl_xor_sync(0xffffffffu, row_sum[2 * n], offset);
-        row_sum[2 * n + 1] += __shfl_xor_sync(0xffffffffu, row_sum[2 * n + 1], offset);
-        lost[n] = add_bf16_pairs(lost[n], __shfl_xor_sync(0xffffffffu, lost[n], offset));
-      }
+      for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
     barrier_wait(base + Layout::kSpent, turn ^ 1);
     if (group == 0)
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
         const int row = 8 * n + 2 * pair;
         *reinterpret_cast<float2*>(warp_sum + warp * kRows + row) = make_float2(row_sum[2 * n], row_sum[2 * n + 1]);
-        *reinterpret_cast<float2*>(warp_lost + warp * kRows + row) = floats_of(lost[n]);
         if (warp == 0) *reinterpret_cast<float2*>(scale + row) = make_float2(reference[2 * n], reference[2 * n + 1]);
       }
     together();
     if (thread < kRows) {
-      float sum = 0.f, taken = 0.f;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) sum += warp_sum[w * kRows + thread], taken += warp_lost[w * kRows + thread];
-      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum + taken);
+      const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
+      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
       scale[thread] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
       if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + thread] = lse;
       else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;

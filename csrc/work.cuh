@@ -128,20 +128,52 @@ __device__ __forceinline__ int dim_of(int warp, int m, int half, int group) {
 }
 
 // Where a row block's outputs of a piece go: the partial of its slot, or, of a request's only piece, the output itself.
-// A partial row is kRowChunks chunks of 16 bytes, one a thread: chunk 8 * warp + group, eight bf16 in order 2 m + half.
-// So a warp writes four whole lines at once, and the merge reads them as they are.
+// A partial value is the upper three bytes of a float: beside the two roundings to bf16, of probabilities and of the
+// result, 2^-15 is nothing, and a third would not be. A row is 64 chunks of eight values, one a thread, chunk 8 * warp +
+// group, values in order 2 m + half: first all chunks' upper two bytes, 16 a chunk, then their third bytes, 8 a chunk. So
+// a warp writes whole lines, and the merge reads them as they are.
 constexpr int kRowChunks = kLatentDim / 8;
+constexpr int kPartialRowBytes = 3 * kLatentDim;
+
+struct Chunk {
+  uint4 upper;
+  uint2 third;
+
+  Chunk() = default;
+  __device__ Chunk(const float (&v)[8]) {
+    uint32_t bits[8], two[4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) bits[i] = __float_as_uint(v[i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) two[i] = __byte_perm(bits[2 * i], bits[2 * i + 1], 0x0051);
+    upper = make_uint4(__byte_perm(bits[0], bits[1], 0x7632), __byte_perm(bits[2], bits[3], 0x7632),
+                       __byte_perm(bits[4], bits[5], 0x7632), __byte_perm(bits[6], bits[7], 0x7632));
+    third = make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
+  }
+  // row: of kPartialRowBytes.
+  __device__ Chunk(const char* row, int chunk)
+      : upper(reinterpret_cast<const uint4*>(row)[chunk]), third(reinterpret_cast<const uint2*>(row + 2 * kLatentDim)[chunk]) {}
+  __device__ void store(char* row, int chunk) const {
+    reinterpret_cast<uint4*>(row)[chunk] = upper;
+    reinterpret_cast<uint2*>(row + 2 * kLatentDim)[chunk] = third;
+  }
+  __device__ float value(int i) const {
+    const uint32_t pair = i / 2 == 0 ? upper.x : i / 2 == 1 ? upper.y : i / 2 == 2 ? upper.z : upper.w;
+    const uint32_t thirds = i < 4 ? third.x : third.y;
+    // Lowest byte first: the third also in the fourth's place, where nothing better is known.
+    return __uint_as_float(__byte_perm(pair, thirds, (i % 2 ? 0x3200 : 0x1000) | (4 + i % 4) << 4 | (4 + i % 4)));
+  }
+};
 
 struct BlockOutput {
-  uint4* partial;
+  char* partial;
   __nv_bfloat16* out;
   int rows_left;  // of the request, from the block's first on
   int warp, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
 
   __device__ BlockOutput(const VerifyParams& p, const Piece& piece, int block_rows, int warp) : warp(warp) {
     const int rows = p.tree_tokens * p.heads, row0 = blockIdx.x * block_rows;
-    const int64_t first_partial = (int64_t(piece.slot) * gridDim.x + blockIdx.x) * block_rows;
-    partial = reinterpret_cast<uint4*>(p.partial_out) + first_partial * kRowChunks + 8 * warp + group;
+    partial = p.partial_out + (int64_t(piece.slot) * gridDim.x + blockIdx.x) * block_rows * kPartialRowBytes;
     out = p.out + (int64_t(piece.request) * rows + row0) * kLatentDim;
     rows_left = rows - row0;
   }
@@ -150,13 +182,8 @@ struct BlockOutput {
   __device__ void store_partial(int n, const float (&v)[4][4]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      uint32_t chunk[4];
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const __nv_bfloat162 both = __floats2bfloat162_rn(v[m][c], v[m][2 + c]);
-        chunk[m] = reinterpret_cast<const uint32_t&>(both);
-      }
-      partial[(8 * n + 2 * pair + c) * kRowChunks] = make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
+      const Chunk chunk({v[0][c], v[0][2 + c], v[1][c], v[1][2 + c], v[2][c], v[2][2 + c], v[3][c], v[3][2 + c]});
+      chunk.store(partial + (8 * n + 2 * pair + c) * kPartialRowBytes, 8 * warp + group);
     }
   }
 

@@ -63,6 +63,8 @@ class VerifyPlan:
         self.max_context = max_context
         self.batch = 0  # requests of the last update; verify takes no other number
 
+        on_gpu = self.device.type == "cuda"
+
         def zeros(*size: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(size, dtype=dtype, device=self.device)
 
@@ -70,9 +72,9 @@ class VerifyPlan:
         self.pieces = zeros(max_pieces, 4)
         self.part_ptr = zeros(self.parts + 1)
         self.request_ptr = zeros(max_batch + 1)
-        # The kernels keep a partial in bf16, rounded like the result, and its dims in an order of their own.
-        partial_dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
-        self.partial_out = zeros(max_slots, self.blocks, self.block_rows, shape.latent_dim, dtype=partial_dtype)
+        # The kernels keep three bytes of each float32, in an order of their own.
+        row, dtype = (3 * shape.latent_dim // 2, torch.bfloat16) if on_gpu else (shape.latent_dim, torch.float32)
+        self.partial_out = zeros(max_slots, self.blocks, self.block_rows, row, dtype=dtype)
         self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, dtype=torch.float32)
 
     @classmethod

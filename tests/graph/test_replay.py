@@ -100,6 +100,8 @@ def poison(captured: Captured, name: str) -> None:
     held = captured.static_inputs[name]
     if held.dtype == torch.bfloat16:
         held.fill_(torch.nan)
+    elif held.dtype == torch.float8_e4m3fn:
+        held.view(torch.uint8).fill_(0x7F)  # NaN
     elif name == "mask":
         held.fill_(False)
     elif name == "seq_lens":

@@ -82,7 +82,7 @@ def _step(
     mask: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words, out and lse."""
-    split = {"fixed_split_tokens": case.fixed_split, "max_context": 128} if case.fixed_split else {}
+    split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
     plan = VerifyPlan(shape, len(case.lengths), q.device, parts=case.parts, path=path.name, **split)
     for name in ("committed", "pieces", "part_ptr", "request_ptr", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
