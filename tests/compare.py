@@ -1,9 +1,6 @@
-"""When a result counts as correct: the tolerances of every suite, and the one function that applies them.
+"""When a result counts as correct: the one function that applies the table of treemla.tolerance in every suite.
 
-The yardstick is the float64 oracle. A bound is a multiple of the format's unit roundoff u (half the distance from 1
-to the next number): a kernel that keeps float32 accumulators rounds twice in the format, once the softmax weights
-before they meet the values and once the output, so an element is off by at most 2 u (p @ |v|), and a row's error
-spreads like that of a reference that does those two roundings and nothing else.
+The yardstick is the float64 oracle.
 tests/unit/test_compare.py shows what these bounds let through and what they catch.
 """
 
@@ -14,31 +11,7 @@ from typing import Any
 import torch
 
 from treemla import reference
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """elementwise: |d| <= elementwise * u * (p @ |v|). cosine: 1 - 2<x,y> / (<x,x> + <y,y>) of the whole output.
-    row_rmse: times that of the rounding reference, or of `row_rmse_floor` * u * rms(row) where that is more (a row
-    that sees one key may be exact in the reference). lse: absolute below 1, relative above."""
-
-    unit_roundoff: float
-    elementwise: float
-    cosine: float
-    row_rmse: float
-    row_rmse_floor: float
-    lse: float
-
-
-TOLERANCES = {
-    # 2 u are provable, 0.5 u left for float32 scores. A correct kernel sits near 2.6e-6 in cosine and 1 in row RMSE.
-    torch.bfloat16: Tolerance(2.0**-8, 2.5, 5e-6, 2.5, 0.5, 2.0**-13),
-    # As bf16 with its own u, whose square the cosine follows.
-    torch.float16: Tolerance(2.0**-11, 2.5, 5e-6 / 64, 2.5, 0.5, 2.0**-13),
-    # Nothing is rounded but float32 itself: scores of 576 products, whose error the exponential turns into a relative
-    # one. Measured on the CPU cases, Triton's interpreter and the portable path alike: 150, 3e-13, 5, 7e-7.
-    torch.float32: Tolerance(2.0**-24, 512, 2e-12, 16, 16, 2.0**-18),
-}
+from treemla.tolerance import TOLERANCES, cosine_difference
 
 
 @dataclass(frozen=True)
@@ -148,8 +121,7 @@ def assert_matches(
         where,
     )
 
-    power = float((out * out).sum() + (want * want).sum())
-    cosine = 1 - 2 * float((out * want).sum()) / power if power else 0.0
+    cosine = cosine_difference(out, want)
     assert cosine <= tolerance.cosine, f"cosine difference: expected <= {tolerance.cosine:g}, got {cosine:.3g}\n{where}"
 
     lse_error = (lse - want_lse).abs()

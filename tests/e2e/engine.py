@@ -15,7 +15,8 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = REPO / "tests"
-sys.path.append(str(TESTS))  # after everything else: it has modules of common names
+# This folder, which Python puts first for a script, and tests have modules of common names: e2e.NAME, after all others.
+sys.path[:] = [path for path in sys.path if path != str(TESTS / "e2e")] + [str(TESTS)]
 LENGTHS = (7, 12, 25, 40, 130, 320, 1500, 6000)  # the last two are longer than a prefill chunk, or near it
 NEW_TOKENS = 48
 LONG_ANSWER = 700

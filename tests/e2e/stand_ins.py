@@ -25,7 +25,8 @@ MODELS = {"slice": SLICE, "small": SMALL, "draft": DRAFT}
 
 COMMON = {
     "load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16", "random_seed": 1, "page_size": 1,
-    "sampling_backend": "pytorch", "max_running_requests": 4, "cuda_graph_max_bs_decode": 4, "log_level": "info",
+    "sampling_backend": "pytorch", "max_running_requests": 4, "log_level": "info",
+    "cuda_graph_bs_decode": [1, 2, 4],  # so that three requests are padded: with speculation SGLang captures 3 too
 }  # fmt: skip
 # Float32 logits: in bfloat16 neighbouring ones are 0.06 apart, more than the attention kernels are.
 SMALL_SETTINGS = {

@@ -61,6 +61,13 @@ def make_runner(
     return runner
 
 
+def graphs(**phases: str) -> Any:
+    """What SGLang resolves --cuda-graph-backend-decode and -prefill to."""
+    from sglang.srt.model_executor.cuda_graph_config import CudaGraphConfig
+
+    return CudaGraphConfig.from_dict({phase: {"backend": backend} for phase, backend in phases.items()})
+
+
 def make_layer() -> Any:
     from sglang.srt.layers.radix_attention import RadixAttention
 

@@ -1,4 +1,4 @@
-"""What the kit does not try: mask buffers, padding, steps of other sizes, and scales."""
+"""What the kit does not try: padding, steps of other sizes, shared slots, and scales."""
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from runners import (
     full_mask,
     make_layer,
     make_runner,
-    ngram_input,
     queries,
     replay,
     stand_in,
@@ -27,56 +26,6 @@ from treemla.sglang.backend import TreemlaAttnBackend
 VERIFY, DECODE = ForwardMode.TARGET_VERIFY, ForwardMode.DECODE
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 LINE = torch.ones(3, 3, dtype=torch.bool).tril()
-
-
-def test_the_draft_stage_gets_the_smallest_mask_that_its_version_takes(eagle):
-    _, backend = eagle
-    if compat.offers_verify_mask():
-        assert backend.verify_mask.mode.name == "QLEN_ONLY" and backend.verify_mask.fits(4)
-        assert backend.verify_mask.buffer.numel() == 4 * 3 * 3
-    else:
-        assert backend.get_verify_buffers_to_fill_after_draft() == [None, None]
-        backend.init_cuda_graph_state(4, 12)
-        mask, positions = backend.get_verify_buffers_to_fill_after_draft()
-        assert mask.numel() == 4 * 3 * (backend.max_context_len + 3) and positions is None
-
-
-def test_a_captured_batch_below_the_pool_lets_each_step_bring_its_mask(eagle):
-    _, backend = eagle
-    backend.init_cuda_graph_state(2, 6)
-    assert backend.get_verify_buffers_to_fill_after_draft() == [None, None]
-
-
-@pytest.mark.parametrize("static_buffer", [True, False], ids=["its buffer", "a tensor of its own"])
-def test_an_eagle_mask_is_read_in_the_layout_of_its_producer(eagle, static_buffer):
-    runner, backend = eagle
-    generator = fill_pool(runner)
-    lens, trees = [9, 0, 30, 2], [SIBLINGS, LINE, SIBLINGS, SIBLINGS]
-    mask = full_mask(lens, trees)
-    if static_buffer and compat.offers_verify_mask():
-        backend.verify_mask.buffer.copy_(torch.stack(trees).flatten())
-        mask = backend.verify_mask.buffer
-    elif static_buffer:
-        backend.init_cuda_graph_state(4, 12)
-        held, _ = backend.get_verify_buffers_to_fill_after_draft()
-        held[: mask.numel()] = mask
-        mask = held
-    batch = view(runner, lens, VERIFY, eagle_input(mask, 3))
-    q = queries(generator, 12)
-    backend.init_forward_metadata(batch)
-    torch.testing.assert_close(attend(backend, q, batch).double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
-
-
-def test_ngram_masks_cover_the_context_even_where_eagle_s_do_not():
-    runner = make_runner(speculative_algorithm="NGRAM")
-    backend = TreemlaAttnBackend(runner)
-    assert backend.verify_mask is None
-    generator = fill_pool(runner)
-    lens, trees = [5, 17], [SIBLINGS, LINE]
-    batch = view(runner, lens, VERIFY, ngram_input(full_mask(lens, trees), 3))
-    q = queries(generator, 6)
-    backend.init_forward_metadata(batch)
-    torch.testing.assert_close(attend(backend, q, batch).double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("num_padding", [0, 1, 3])
@@ -264,3 +213,31 @@ def test_deterministic_inference_gives_a_request_the_same_bits_in_any_batch():
         outs.append(attend(backend, q[: 3 * len(lens)], batch)[:3])
         assert backend._step.plan.fixed_split
     assert torch.equal(*outs)
+
+
+def test_requests_may_share_the_slots_of_a_cached_prefix(eagle):
+    runner, backend = eagle
+    generator = fill_pool(runner)
+    lens, trees = [30, 30, 12], [SIBLINGS, LINE, SIBLINGS]
+    batch = view(runner, lens, VERIFY, eagle_input(full_mask(lens, trees), 3))
+    table = runner.req_to_token_pool.req_to_token
+    table[2:4, :12] = table[1, :12]
+    q = queries(generator, 9)
+    backend.init_forward_metadata(batch)
+    torch.testing.assert_close(attend(backend, q, batch).double(), expected(runner, batch, q, trees), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("mode", [ForwardMode.EXTEND, ForwardMode.MIXED, ForwardMode.DRAFT_EXTEND_V2])
+def test_prefill_is_left_to_triton(eagle, monkeypatch, mode):
+    runner, backend = eagle
+    planned, ran = [], []
+    triton = compat.triton_backend()
+    monkeypatch.setattr(triton, "init_forward_metadata", lambda self, batch: planned.append(batch))
+    monkeypatch.setattr(triton, "forward_extend", lambda self, *args, **extras: ran.append((args, extras)))
+    batch = view(runner, [3], mode)
+    q, k, layer, sinks = torch.zeros(1), torch.zeros(2), make_layer(), torch.zeros(3)
+    backend.init_forward_metadata(batch)
+    backend.forward_extend(q, k, k, layer, batch, sinks=sinks)
+    ((args, extras),) = ran
+    assert planned == [batch] and args == (q, k, k, layer, batch, True)
+    assert extras == {"sinks": sinks, "score_mod": None, "aux_tensors": None}

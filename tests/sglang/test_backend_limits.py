@@ -27,7 +27,47 @@ def test_graphs_allocate_none_of_triton_s_buffers(eagle):
     backend.init_cuda_graph_state(4, 12)
     held = {name for name, value in vars(backend).items() if isinstance(value, torch.Tensor) and "cuda_graph" in name}
     assert held == set()
-    assert backend._static_bytes() < 2_000_000
+
+
+@pytest.mark.parametrize(("algorithm", "tree_tokens"), [("EAGLE", 16), ("EAGLE", 64), ("NGRAM", 64), (None, 1)])
+def test_beside_the_workspace_little_memory_is_held_at_batch_64_and_131k(algorithm, tree_tokens, caplog):
+    """Every tensor that hangs on the backend counts, those of its base class too; the runner's pools do not."""
+    runner = make_runner(64, tree_tokens, max_context=131_072 - tree_tokens, speculative_algorithm=algorithm)
+    with caplog.at_level(logging.INFO):
+        backend = make_backend(runner)
+    backend.init_cuda_graph_state(64, 64 * tree_tokens)
+    batch = view(runner, [1000] * 64, DECODE if algorithm is None else VERIFY, spec_info_of(algorithm, tree_tokens))
+    backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    given = {*storages(runner.req_to_token_pool), *storages(runner.token_to_kv_pool)}
+    workspaces = {key for state in backend._trees.values() for key in storages(list(state.plan.tensors))}
+    held = storages(backend)
+    rest = sum(size for key, size in held.items() if key not in given | workspaces)
+    assert workspaces <= held.keys() and rest < 64_000_000
+    assert f"the rest {backend._held_bytes()[1] / 1e6:.1f} MB" in caplog.text and backend._held_bytes()[1] < 1_000_000
+
+
+def spec_info_of(algorithm, tree_tokens):
+    return None if algorithm is None else eagle_input(torch.ones(1, dtype=torch.bool), tree_tokens)
+
+
+def storages(held, seen=None):
+    """Address and bytes of the storage of every tensor that can be reached from `held`, and is no model's."""
+    seen = set() if seen is None else seen
+    found = {}
+    if isinstance(held, torch.Tensor):
+        return {held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()}
+    if id(held) in seen:
+        return found
+    seen.add(id(held))
+    if isinstance(held, dict):
+        parts = held.values()
+    elif isinstance(held, list | tuple):
+        parts = held
+    else:
+        parts = vars(held).values() if hasattr(held, "__dict__") and not callable(held) else ()
+    for part in parts:
+        found |= storages(part, seen)
+    return found
 
 
 def test_captures_outgrowing_the_request_pool_are_refused(eagle):

@@ -15,6 +15,7 @@ from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 from treemla import sglang as plugin
 from treemla.sglang import compat
 
+NAMES = (plugin.BACKEND, plugin.SHADOW)
 FLAGS = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
 
 
@@ -25,21 +26,23 @@ def test_the_entry_point_is_installed():
 
 def test_load_plugins_registers_the_backend():
     assert ATTENTION_BACKENDS["treemla"] is plugin.make_backend
-    assert compat.is_registered("treemla")
+    assert ATTENTION_BACKENDS["treemla-shadow"] is plugin.make_shadow
+    assert all(compat.is_registered(name) for name in NAMES)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("flag", FLAGS)
-def test_the_command_line_takes_the_name(flag):
+def test_the_command_line_takes_the_name(flag, name):
     parser = argparse.ArgumentParser(exit_on_error=False)
     server_args.ServerArgs.add_cli_args(parser)
-    parsed = parser.parse_args(["--model-path", "model", flag, "treemla"])
-    assert getattr(parsed, flag.removeprefix("--").replace("-", "_")) == "treemla"
-    with pytest.raises(argparse.ArgumentError, match="treemla"):  # among the choices that the message lists
+    parsed = parser.parse_args(["--model-path", "model", flag, name])
+    assert getattr(parsed, flag.removeprefix("--").replace("-", "_")) == name
+    with pytest.raises(argparse.ArgumentError, match=name):  # among the choices that the message lists
         parser.parse_args(["--model-path", "model", flag, "no such backend"])
 
 
 def test_deterministic_inference_takes_the_name():
-    assert "treemla" in server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES
+    assert set(NAMES) <= set(server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES)
 
 
 def test_registering_again_changes_nothing():

@@ -1,14 +1,16 @@
 """What tests/e2e changes inside an Engine's processes is there to be changed, and its faults do what they say."""
 
 import importlib
+import inspect
 import json
 import multiprocessing
 
 import pytest
 import torch
-from e2e import faults, inside
+from e2e import faults, inside, stand_ins
 from runners import eagle_input, full_mask, make_runner, view
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.server_args import ServerArgs
 
 from treemla import VerifyPlan
 from treemla.sglang import backend
@@ -28,6 +30,13 @@ def test_the_suite_s_plug_in_finds_everything_it_changes(monkeypatch, tmp_path):
     assert loader.initialize_dummy_weights.__module__ == "e2e.weights"
     assert all(worker.eagle_sample is not old for worker, old in zip(workers, before, strict=True))
     assert (tmp_path / "plugin.json").exists()
+
+
+@pytest.mark.parametrize("run", stand_ins.RUNS)
+@pytest.mark.parametrize("model", ["small", "slice"])
+def test_every_setting_of_the_suite_s_engines_is_one_that_sglang_has(tmp_path, model, run):
+    taken = inspect.signature(ServerArgs).parameters.keys()
+    assert stand_ins.settings(model, run, "treemla", tmp_path).keys() <= taken
 
 
 @pytest.fixture

@@ -4,12 +4,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from runners import make_layer, make_runner
+from runners import HEADS, graphs, make_layer, make_runner, view
+from sglang.srt.layers.attention import triton_backend
+from sglang.srt.model_executor.cuda_graph_config import Backend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from treemla import cubins
 from treemla.sglang import compat, make_backend, startup
 
 MODEL = "--model-path"
+SERVED = ("EAGLE", "EAGLE3", "STANDALONE", "NGRAM", "FROZEN_KV_MTP", "DFLASH", None)
+BASE_CAPTURE = triton_backend.TritonAttnBackend.init_forward_metadata_for_breakable_cuda_graph_capture
 REFUSED = {
     "tree larger than a word": ({"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": 65},
                                 "--speculative-num-draft-tokens: 65", "64 or less"),
@@ -25,8 +30,15 @@ REFUSED = {
     "pdmux": ({"enable_pdmux": True}, "--enable-pdmux", "triton"),
     "dllm": ({"dllm_algorithm": "LowConfidence"}, "--dllm-algorithm", "triton"),
     "pipeline parallelism": ({"pp_size": 2}, "--pp-size: 2", "--tp-size"),
+    "uno": ({"speculative_algorithm": "UNO"}, "--speculative-algorithm UNO", "EAGLE"),
+    "shadow for drafts": ({"speculative_algorithm": "EAGLE", "speculative_draft_attention_backend": "treemla-shadow"},
+                          "--speculative-draft-attention-backend", "--speculative-draft-attention-backend triton"),
+    "graphs of a whole prefill": ({"cuda_graph_config": graphs(prefill="full")},
+                                  "--cuda-graph-backend-prefill full", "--cuda-graph-backend-prefill disabled"),
     "decode alone": ({"attention_backend": "triton", "decode_attention_backend": "treemla"},
                      "--decode-attention-backend: treemla beside triton", "--attention-backend treemla alone"),
+    "shadow beside treemla": ({"decode_attention_backend": "treemla-shadow"},
+                              "--decode-attention-backend: treemla beside treemla-shadow", "treemla alone"),
     "another prefill backend": ({"prefill_attention_backend": "fa3"}, "--prefill-attention-backend",
                                 "--attention-backend treemla alone"),
 }  # fmt: skip
@@ -50,8 +62,30 @@ def test_every_refused_field_is_one_that_this_sglang_has(field):
     assert hasattr(make_runner().server_args, field)
 
 
-def test_the_same_runner_without_the_setting_is_served():
-    assert type(make_backend(make_runner(speculative_algorithm="EAGLE"))).__name__ == "TreemlaAttnBackend"
+@pytest.mark.parametrize("algorithm", SERVED)
+def test_algorithm_is_served(algorithm):
+    assert type(make_backend(make_runner(speculative_algorithm=algorithm))).__name__ == "TreemlaAttnBackend"
+
+
+@pytest.mark.parametrize("tree_tokens", [1, 64])
+def test_tree_is_served_up_to_the_bits_of_a_word(tree_tokens):
+    backend = make_backend(make_runner(speculative_algorithm="NGRAM", tree_tokens=tree_tokens))
+    assert backend._trees[tree_tokens].plan.shape.tree_tokens == tree_tokens
+
+
+@pytest.mark.parametrize("how", [how for how in Backend.ALL if how != Backend.FULL])
+def test_graphs_of_prefill_without_its_attention_are_triton_s(how):
+    """These plan each prefill eagerly, which is Triton's part of the backend."""
+    runner = make_runner(cuda_graph_config=graphs(prefill=how))
+    backend = make_backend(runner)
+    assert type(backend).init_forward_metadata_for_breakable_cuda_graph_capture is BASE_CAPTURE
+    backend.init_forward_metadata_in_graph(view(runner, [3], ForwardMode.EXTEND))  # nothing to record
+
+
+def test_one_rank_of_several_serves_its_share_of_the_heads(monkeypatch):
+    two = SimpleNamespace(attn_tp_size=2, dcp_enabled=False, attn_dcp_size=1, attn_dcp_rank=0)
+    monkeypatch.setattr(triton_backend, "get_parallel", lambda: two)
+    assert make_backend(make_runner())._trees[1].plan.shape.num_heads == HEADS // 2
 
 
 def test_a_model_without_mla_is_refused():

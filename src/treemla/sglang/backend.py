@@ -58,16 +58,16 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         self._step: Step | None = None
         self._captured_words: dict[tuple[int, int], bool] = {}  # (T, batch) -> its graph reads words
         self._verify_mask: Any = None  # the name that SGLang's own backend keeps it under
-        self._full_mask: torch.Tensor | None = None
         self._verifies = not algorithm.is_none()
-        self._draft_builds_tree = algorithm.is_eagle() or algorithm.is_standalone()
         self._tree_state(1)
         if self._verifies:
-            state = self._tree_state(self.num_draft_tokens)
-            if self._draft_builds_tree and compat.offers_verify_mask():
-                device = state.plan.device
-                self._verify_mask = compat.make_verify_mask(self._max_batch, self.num_draft_tokens, device)
-        logger.info("treemla: serves verify and decode, %s; %.1f MB", self._shape(1), self._static_bytes() / 1e6)
+            self._tree_state(self.num_draft_tokens)
+        if algorithm.is_eagle() or algorithm.is_standalone():
+            self._ask_for_tree_masks()
+        workspace, rest = self._held_bytes()
+        shape = self._shape(self.num_draft_tokens if self._verifies else 1)
+        message = "treemla: serves verify and decode, %s; workspace %.1f MB, the rest %.1f MB"
+        logger.info(message, shape, workspace / 1e6, rest / 1e6)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Eager forwards."""
@@ -110,20 +110,11 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         kv_indices_buf: torch.Tensor | None = None,
         cuda_graph_num_kv_splits_buf: torch.Tensor | None = None,
     ) -> None:
-        """None of Triton's graph buffers: no kv_indices, no split logits. Words and plans exist already.
-
-        Where versions make the draft stage build masks over the whole context (0.5.16), its buffer is held here.
-        """
-        del kv_indices_buf, cuda_graph_num_kv_splits_buf
+        """None of Triton's graph buffers: no kv_indices, no split logits, no mask. Words and plans exist already."""
+        del max_num_tokens, kv_indices_buf, cuda_graph_num_kv_splits_buf
         if max_bs > self._max_batch:
             limit = f"at most {self._max_batch} (--max-running-requests)"
             raise ValueError(f"--cuda-graph-max-bs: expected {limit}, got {max_bs}")
-        tree_tokens = max_num_tokens // max_bs
-        fits_every_batch = max_bs == self._max_batch
-        if self._draft_builds_tree and not compat.offers_verify_mask() and fits_every_batch:
-            elements = max_bs * tree_tokens * (self.max_context_len + tree_tokens)
-            self._full_mask = torch.zeros(elements, dtype=torch.bool, device=self.device)
-            logger.info("treemla: mask buffer of the draft stage, whole context: %.1f MB", elements / 1e6)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Verify 0: a padded request has zero words and no context, so it reads no slot and its output is 0.
@@ -131,10 +122,6 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         Decode 1, as every backend of SGLang says: the padded token sees itself, and warm-ups extend by this many.
         """
         return 0 if self._verifies else 1
-
-    def get_verify_buffers_to_fill_after_draft(self) -> list[torch.Tensor | None]:
-        """[tree mask, positions] of versions that write the mask over the whole context; None: a new tensor a step."""
-        return [self._full_mask, None]
 
     @property
     def verify_mask(self) -> Any:
@@ -201,8 +188,7 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         if save_kv_cache and k is not None:
             stored = k if layer.k_scale is None else k / layer.k_scale
             self.token_to_kv_pool.set_kv_buffer(layer, compat.write_location(forward_batch), stored, v)
-        has_scales = layer.k_scale is not None and layer.v_scale is not None
-        k_scale, v_scale = (layer.k_scale_float, layer.v_scale_float) if has_scales else (1.0, 1.0)
+        k_scale, v_scale = scales(layer)
         out, _ = verify_attention(
             q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
             self.token_to_kv_pool.get_key_buffer(layer.layer_id),
@@ -240,13 +226,18 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
             self._pack_mask(step, forward_batch.spec_info.custom_mask)
 
     def _pack_mask(self, step: Step, mask: torch.Tensor | None) -> None:
-        """The layout is its producer's: [T, T] in the buffer that we offered, over the whole context otherwise."""
+        """The layout is its producer's, and its size tells: [T, T] a request, or more for the context before it.
+
+        Where no request has a context the two layouts are one. The buffer that we offered is [T, T], however long.
+        """
         if (mask is None) is not (step.words is None):
             raise RuntimeError("treemla: the tree mask came or went between planning and the draft stage")
         if mask is None or step.words is None:
             return
         ours = self._verify_mask is not None and _same_memory(mask, self._verify_mask.buffer)
-        layout = MaskLayout.QLEN_ONLY if ours else MaskLayout.FULL
+        real, tree_tokens = step.slots.batch - step.num_padding, step.plan.shape.tree_tokens
+        trees_alone = ours or mask.numel() == real * tree_tokens**2
+        layout = MaskLayout.QLEN_ONLY if trees_alone else MaskLayout.FULL
         pack_tree_mask(mask, step.seq_lens, step.words, layout, num_padding=step.num_padding)
 
     def _plan(self, step: Step) -> None:
@@ -267,11 +258,19 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         """Slot tables hold token slots whatever --page-size is, so the shape's pages are single tokens."""
         return VerifyShape(self.num_head, tree_tokens, *self._latent_rope, **self._dtypes)
 
-    def _static_bytes(self) -> int:
-        """Device memory this backend holds, the draft stage's mask included."""
-        held = sum(state.plan.workspace_bytes + state.words.nbytes for state in self._trees.values())
-        masks = [self._full_mask, self._verify_mask.buffer if self._verify_mask is not None else None]
-        return held + sum(mask.nbytes for mask in masks if mask is not None)
+    def _ask_for_tree_masks(self) -> None:
+        """[T, T] masks of the draft stage, without the context: into a buffer of ours, or by its worker's choice."""
+        if compat.offers_verify_mask():
+            device = self._trees[1].plan.device
+            self._verify_mask = compat.make_verify_mask(self._max_batch, self.num_draft_tokens, device)
+        else:
+            compat.ask_for_tree_masks()
+
+    def _held_bytes(self) -> tuple[int, int]:
+        """Device memory this backend holds: the plans' workspace, and tree words and masks."""
+        workspace = sum(state.plan.workspace_bytes for state in self._trees.values())
+        words = sum(state.words.nbytes for state in self._trees.values())
+        return workspace, words + (0 if self._verify_mask is None else self._verify_mask.buffer.nbytes)
 
 
 def _is_served(forward_batch: Any) -> bool:
@@ -279,6 +278,12 @@ def _is_served(forward_batch: Any) -> bool:
     mode, spec_info = forward_batch.forward_mode, forward_batch.spec_info
     brings_indices = getattr(spec_info, "kv_indptr", None) is not None
     return bool(mode.is_target_verify() or (mode.is_decode() and not brings_indices))
+
+
+def scales(layer: Any) -> tuple[float, float]:
+    """Of keys and values, as Triton's backend takes them: both or none."""
+    has_scales = layer.k_scale is not None and layer.v_scale is not None
+    return (layer.k_scale_float, layer.v_scale_float) if has_scales else (1.0, 1.0)
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

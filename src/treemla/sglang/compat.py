@@ -17,9 +17,10 @@ PLUGINS = "sglang.srt.plugins"  # the entry point group
 TESTED = ("0.5.16", "0.5.23")  # the contract tests run on these
 REMEDY = f"install one of the tested versions ({', '.join(TESTED)}), or serve with --attention-backend triton"
 
-# Overrides that the base class of some versions lacks: how the draft stage gets the tree mask's buffer, and where the
-# scheduler learns that a forward has read its tables.
-VERSION_HOOKS = ("get_verify_buffers_to_fill_after_draft", "verify_mask", "shared_read_ends")
+# How the draft stage hands a tree mask over: one of these is there, in 0.5.16 the first and in 0.5.23 the second.
+MASK_HOOKS = ("get_verify_buffers_to_fill_after_draft", "verify_mask")
+# Overrides that the base class of some versions lacks; the other says where a forward has read the scheduler's tables.
+VERSION_HOOKS = ("verify_mask", "shared_read_ends")
 
 USED = (
     "sglang.srt.layers.attention.attention_registry:ATTENTION_BACKENDS",
@@ -97,6 +98,12 @@ def backend_class() -> Any:
     return backend
 
 
+def shadow_class() -> Any:
+    """ShadowBackend, under the same conditions as `backend_class`."""
+    backend_class()
+    return importlib.import_module("treemla.sglang.shadow").ShadowBackend
+
+
 def contract_changes(backend: type) -> Iterator[str]:
     """What this SGLang lacks or spells differently, one sentence each."""
     for path in (*USED, *VERIFY_INPUTS, REPLAY_VIEW):
@@ -117,8 +124,8 @@ def contract_changes(backend: type) -> Iterator[str]:
 def override_changes(backend: type) -> Iterator[str]:
     """Every public method of `backend` is an override: of a method that exists, with the same parameters."""
     base = backend.__mro__[1]
-    if not any(hasattr(base, hook) for hook in VERSION_HOOKS[:2]):
-        yield f"{base.__name__} has none of {VERSION_HOOKS[:2]}: how the draft stage hands over its mask is unknown"
+    if not any(hasattr(base, hook) for hook in MASK_HOOKS):
+        yield f"{base.__name__} has none of {MASK_HOOKS}: how the draft stage hands over its mask is unknown"
     for name, ours in vars(backend).items():
         if name.startswith("_") or not (inspect.isfunction(ours) or isinstance(ours, property)):
             continue
@@ -150,6 +157,17 @@ def make_verify_mask(max_batch: int, tree_tokens: int, device: torch.device) -> 
     module = importlib.import_module("sglang.srt.layers.attention.verify_mask")
     buffer = torch.zeros(max_batch * tree_tokens**2, dtype=torch.bool, device=device)
     return module.VerifyMask(buffer=buffer, mode=module.TreeMaskMode.QLEN_ONLY, max_bs=max_batch)
+
+
+def ask_for_tree_masks() -> None:
+    """Make EAGLE's worker draw [T, T] masks where it, and not the backend, decides (0.5.16), as SGLang does on a CPU.
+
+    The worker asks again after the target's backend exists, which is when this is called. One that does not, or that
+    draws masks without asking (multi-layer EAGLE, FROZEN_KV_MTP), goes on with masks over the whole context.
+    """
+    worker: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    mode = importlib.import_module("sglang.srt.speculative.eagle_utils").TreeMaskMode.QLEN_ONLY
+    worker.default_tree_mask_mode = lambda: mode
 
 
 def read_tables_until_replay_ends(forward_mode: Any, base: Callable[[Any], Any]) -> Any:
@@ -211,6 +229,12 @@ def is_plain_mla_pool(pool: Any) -> bool:
     if type(pool) is not importlib.import_module("sglang.srt.mem_cache.memory_pool").MLATokenToKVPool:
         return False
     return bool(pool.kv_cache_dim == pool.kv_lora_rank + pool.qk_rope_head_dim)
+
+
+def graphs_of(runner: Any, phase: str) -> str:
+    """How SGLang captures `phase`, "prefill" or "decode": full, breakable, tc_piecewise or disabled."""
+    config = setting(runner, "cuda_graph_config")
+    return "disabled" if config is None else str(config[phase].backend)
 
 
 def context_parallel_size() -> int:

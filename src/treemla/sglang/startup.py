@@ -6,7 +6,7 @@ import torch
 
 from treemla import cubins
 from treemla.problem import CUDA_DTYPES, CUDA_KV_DTYPES, FP8, MAX_TREE_TOKENS, PORTABLE_DTYPES
-from treemla.sglang import BACKEND, compat
+from treemla.sglang import BACKEND, SHADOW, compat
 from treemla.tiles import MAX_BATCH
 
 TRITON = "--attention-backend triton"
@@ -61,35 +61,37 @@ def _expect_dtypes(runner: Any) -> None:
 def _expect_flags(runner: Any) -> None:
     for field, flag in UNTRIED.items():
         _refuse(bool(compat.setting(runner, field)), f"{flag}: not served", f"{TRITON}, or drop {flag}")
-    _refuse(compat.context_parallel_size() > 1, "decode context parallelism: not served", TRITON)
+    shards = "--dcp-size (decode context parallelism)"
+    _refuse(compat.context_parallel_size() > 1, f"{shards}: not served", f"{TRITON}, or drop it")
     pipeline = compat.setting(runner, "pp_size") or 1
     _refuse(pipeline > 1, f"--pp-size: {pipeline}, served: 1", f"{TRITON}, or --tp-size alone")
     both = compat.setting(runner, "attention_backend")
     split = {compat.setting(runner, f"{phase}_attention_backend") or both for phase in ("prefill", "decode")}
-    others = ", ".join(sorted(split - {BACKEND}))
     flags = "--prefill-attention-backend / --decode-attention-backend"
     alone = f"--attention-backend {BACKEND} alone: its prefill is Triton's"
-    _refuse(bool(others), f"{flags}: {BACKEND} beside {others}", alone)
+    _refuse(split not in ({BACKEND}, {SHADOW}), f"{flags}: {' beside '.join(sorted(map(str, split)))}", alone)
+    prefill_flag = "--cuda-graph-backend-prefill"
+    whole = compat.graphs_of(runner, "prefill") == "full"
+    _refuse(whole, f"{prefill_flag} full: graphs of a whole prefill are not served", f"{prefill_flag} disabled")
     pool = runner.req_to_token_pool.size
     _refuse(pool > MAX_BATCH, f"--max-running-requests: {pool}, at most {MAX_BATCH}", f"{MAX_BATCH} or less")
 
 
 def _expect_speculation(runner: Any) -> None:
+    name = compat.setting(runner, "speculative_algorithm")
+    flag, others = "--speculative-algorithm", f"DFLASH, EAGLE or NGRAM, or {TRITON}"
+    _refuse(name == "UNO", f"{flag} {name}: not served", others)  # 0.5.16 has none
     algorithm = compat.speculative_algorithm(runner)
     if algorithm.is_none():
         return
-    name = compat.setting(runner, "speculative_algorithm")
-    flag = "--speculative-algorithm"
-    _refuse(
-        algorithm.is_dspark(), f"{flag} {name}: ragged verify is not served", f"DFLASH, EAGLE or NGRAM, or {TRITON}"
-    )
+    _refuse(algorithm.is_dspark(), f"{flag} {name}: ragged verify is not served", others)
     tokens = compat.setting(runner, "speculative_num_draft_tokens")
     wrong = tokens is None or not 1 <= tokens <= MAX_TREE_TOKENS
     limit = f"1..{MAX_TREE_TOKENS} tree tokens, root included"
     _refuse(wrong, f"--speculative-num-draft-tokens: {tokens}, served: {limit}", f"{MAX_TREE_TOKENS} or less")
     drafted = algorithm.is_eagle() or algorithm.is_standalone()
     draft_flag, drafts_with = "--speculative-draft-attention-backend", "speculative_draft_attention_backend"
-    missing = drafted and compat.setting(runner, drafts_with) in (None, BACKEND)
+    missing = drafted and compat.setting(runner, drafts_with) in (None, BACKEND, SHADOW)
     _refuse(missing, f"{draft_flag}: {name} needs one for its draft model", f"{draft_flag} triton")
 
 
@@ -98,6 +100,15 @@ def _expect_device(runner: Any) -> None:
     if _is_cuda(runner):
         device = torch.device("cuda", torch.cuda.current_device())
         cubins.cubin_path(cubins.target_of(device).arch)
+
+
+def expect_comparable(runner: Any) -> None:
+    """Raise ValueError where a step cannot be compared with Triton: inside a graph, or with an fp8 KV cache, for which
+    Triton rounds queries and weights too."""
+    flag, graphs = "--cuda-graph-backend-decode", compat.graphs_of(runner, "decode")
+    _refuse(graphs != "disabled", f"{flag}: {graphs}, but {SHADOW} compares step by step", f"{flag} disabled")
+    flag, dtype = "--kv-cache-dtype", runner.kv_cache_dtype
+    _refuse(dtype == FP8, f"{flag}: {dtype}, which {SHADOW} has no measure for", f"{flag} bfloat16")
 
 
 def expect_plain_layer(layer: Any, name: str) -> None:
