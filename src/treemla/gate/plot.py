@@ -34,6 +34,8 @@ def draw_bars(made: Sequence[schema.Measurement], path: Path) -> None:
     axes = figure.add_subplot()
     for metric, label, shift in (("verify", "treemla", 0.18), ("triton", "SGLang Triton", -0.18)):
         taken = [m for m in made if m.metric.startswith(metric)]  # verify_mma too
+        if not taken:  # a legend names what is drawn
+            continue
         bars = axes.barh([place[m.case] + shift for m in taken], [m.value for m in taken], height=0.34, label=label)
         axes.bar_label(
             bars, [f"{m.value:,.0f}" if m.value >= 100 else f"{m.value:.1f}" for m in taken], padding=3, fontsize=8
