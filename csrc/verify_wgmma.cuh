@@ -28,10 +28,10 @@ namespace treemla {
 
 constexpr int kBoxBytes = 8192;
 constexpr int kStagedBoxBytes = 4096;  // e4m3
-constexpr int kBoxes = 9;             // a tile
+constexpr int kBoxes = 9;              // a tile
 constexpr int kWgTileTokens = 64;
-constexpr int kMaxRingBoxes = 27;     // what there are barriers for, and what the lowest block fits
-constexpr int kGroupBoxes = 3;        // that the scorer waits for at once
+constexpr int kMaxRingBoxes = 27;      // what there are barriers for, and what the lowest block fits
+constexpr int kGroupBoxes = 3;         // that the scorer waits for at once
 constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
@@ -211,7 +211,7 @@ struct Scorer {
   __device__ float* scale() const { return reinterpret_cast<float*>(shared + Layout::kScale); }
   __device__ float* warp_values() const { return reinterpret_cast<float*>(shared + Layout::kWarpValues); }
 
-  // Starts copying a piece's query rows. Q is free once the last scores of the piece before are there.
+  // Starts copying a piece's query rows. Q is free once all warps have the last scores of the piece before.
   __device__ void copy_query(int request) const {
     for (int row = thread / 8; row < kRows; row += 16) {
       const bool held = row0 + row < p.tree_tokens * p.heads;
@@ -379,9 +379,10 @@ struct Scorer {
       const int first_stage = at.stage;
       score(s);
       release(first_stage);
-      if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
       softmax(s, tile);
       hand_over();
+      // Behind softmax's barrier: no warp reads the old Q for its scores any more.
+      if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
     }
     if (tiles == 0 && next_request >= 0) copy_query(next_request);
     finish(piece.slot);
