@@ -1,5 +1,6 @@
 // The one translation unit: every kernel of the package, by the names in src/treemla/tiles.py.
 #include "combine.cuh"
+#include "move_rows.cuh"
 #include "pack_mask.cuh"
 #include "plan.cuh"
 #include "verify_mma.cuh"
@@ -23,6 +24,10 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(con
 extern "C" __global__ void __launch_bounds__(kCombineThreads, 2)
     treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int unit_warps) {
   combine(p, slot_rows, unit_warps);
+}
+
+extern "C" __global__ void __launch_bounds__(kMoveThreads, 2) treemla_move_rows(const __grid_constant__ MoveRowsParams p) {
+  move_rows(p);
 }
 
 #define TREEMLA_VERIFY_MMA(rows)                                                                                     \

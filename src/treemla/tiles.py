@@ -92,7 +92,7 @@ class Target:
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        return ("treemla_plan", "treemla_pack_mask", "treemla_combine", *self.verify_kernels)
+        return ("treemla_plan", "treemla_pack_mask", "treemla_combine", "treemla_move_rows", *self.verify_kernels)
 
 
 TARGETS = {

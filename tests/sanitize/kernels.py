@@ -13,6 +13,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so
 import torch
 
 from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, cubins, pack_tree_mask, verify_attention
+from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
 
@@ -46,6 +47,9 @@ CASES = (
     SanitizeCase(8, 9, index_dtype=torch.int32),
     SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
 )
+
+# Row bytes, moves, disjoint: whole rows, slices of a row, one chunk of a row, several groups.
+MOVES = ((1152, 20, False), (576, 150, False), (80, 1200, False), (1152, 70, True))
 
 
 def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype) -> None:
@@ -124,6 +128,23 @@ def _mask(case: SanitizeCase) -> torch.Tensor:
     return torch.cat([torch.cat([tree.new_ones(len(tree), n), tree], dim=1).flatten() for n in committed])
 
 
+def run_moves(row_bytes: int, moves: int, *, disjoint: bool) -> None:
+    """Rows that are no source stay uninitialised, and so does what no row is written to."""
+    random = torch.Generator().manual_seed(moves)
+    slots = torch.randperm(2 * moves + 3, generator=random)
+    source, destination = slots[:moves], slots[moves if disjoint else moves // 2 :][:moves]
+    rows = torch.randint(0, 256, (len(slots), row_bytes), dtype=torch.uint8, generator=random)
+    on_gpu = [torch.empty_like(rows, device="cuda") for _ in range(2)]
+    for buffer in on_gpu:
+        for slot in source.tolist():
+            buffer[slot].copy_(rows[slot])
+    move_rows(on_gpu, source.cuda(), destination.cuda(), disjoint=disjoint)
+    for buffer in on_gpu:
+        for old, new in zip(source.tolist(), destination.tolist(), strict=True):
+            if not torch.equal(buffer[new].cpu(), rows[old]):
+                raise SystemExit(f"move_rows: row {old} did not come to {new}")
+
+
 def main() -> None:
     paths = cubins.target_of(torch.device("cuda")).paths
     for path in paths:
@@ -133,6 +154,8 @@ def main() -> None:
         for case in CASES:
             for kv_dtype in CUDA_KV_DTYPES:
                 run(case, path, kv_dtype)
+    for row_bytes, moves, disjoint in MOVES:
+        run_moves(row_bytes, moves, disjoint=disjoint)
     print(f"{len(CASES)} cases ran on {len(paths)} kernels, each with {len(CUDA_KV_DTYPES)} dtypes of KV rows")
 
 

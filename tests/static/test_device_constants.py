@@ -5,13 +5,14 @@ import subprocess
 
 import pytest
 
-from treemla import cubins, launch, nvcc, schedule, tiles
+from treemla import cubins, launch, launch_moves, nvcc, schedule, tiles
 
 STRUCTS = {
     "Slots": launch.SlotsArg,
     "PlanParams": launch.PlanArgs,
     "PackMaskParams": launch.PackMaskArgs,
     "VerifyParams": launch.VerifyArgs,
+    "MoveRowsParams": launch_moves.MoveRowsArgs,
 }
 CONSTANTS = {
     "kRowTile": tiles.ROW_TILE,
@@ -19,6 +20,9 @@ CONSTANTS = {
     "kThreads": tiles.MMA.threads,
     "kPlanThreads": launch.PLAN_THREADS,
     "kPackThreads": launch.PACK_THREADS,
+    "kMoveThreads": launch_moves.MOVE_THREADS,
+    "kMoveChunks": launch_moves.MOVE_CHUNKS,
+    "kMoveBuffers": launch_moves.MOVE_BUFFERS,
     "kCombineWarps": launch.COMBINE_WARPS,
     "kUnitDims": launch.COMBINE_UNIT_DIMS,
     "kRowsAtOnce": launch.COMBINE_WARP_PIECES,

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from treemla import cubins, nvcc, tiles
+from treemla import cubins, launch_moves, nvcc, tiles
 from treemla.gate import sass
 from treemla.gate.exits import InvalidEnvironment
 
@@ -103,7 +103,9 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
 
 def dynamic_shared_bytes(name: str, target: tiles.Target) -> int:
     """What the host asks for at launch: fixed for a verify kernel, none or little for the others."""
-    return target.verify_kernels[name][1] if name in target.verify_kernels else 0
+    if name in target.verify_kernels:
+        return target.verify_kernels[name][1]
+    return launch_moves.MOVE_SHARED_BYTES if name == "treemla_move_rows" else 0
 
 
 def parse_ptxas_log(log: str) -> tuple[dict[str, int], list[str]]:

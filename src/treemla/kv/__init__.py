@@ -2,6 +2,7 @@
 
 from treemla.kv.compaction import Moves, plan_moves
 from treemla.kv.fragmentation import Fragmentation, measure, run_lengths
-from treemla.kv.relocation import move_rows, relocate
+from treemla.kv.relocation import relocate
+from treemla.kv.rows import move_rows
 
 __all__ = ["Fragmentation", "Moves", "measure", "move_rows", "plan_moves", "relocate", "run_lengths"]

@@ -6,15 +6,7 @@ import torch
 
 from treemla.checks import expect
 from treemla.kv.compaction import Moves
-
-
-def move_rows(buffers: Sequence[torch.Tensor], source: torch.Tensor, destination: torch.Tensor) -> None:
-    """Copy row source[i] to row destination[i] of every buffer, as if all rows were read before one is written.
-
-    buffers are [slots, ...]; source and destination are integers [moves] on their device, destinations distinct.
-    """
-    for buffer in buffers:
-        buffer[destination] = buffer[source]  # the gather is a copy, so that the scatter cannot change what it reads
+from treemla.kv.rows import move_rows
 
 
 def relocate(
@@ -39,7 +31,7 @@ def relocate(
     rewritten = [new_slot[holder.long()].to(holder.dtype) for holder in holders]
     before = [holder.clone() for holder in holders]
     now_free = torch.cat((free[~torch.isin(free, destination)], source)).sort().values
-    move_rows(buffers, source, destination)
+    move_rows(buffers, source, destination, disjoint=True, check_values=False)  # a plan's moves are
     try:
         for holder, new in zip(holders, rewritten, strict=True):
             holder.copy_(new)
