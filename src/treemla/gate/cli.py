@@ -56,6 +56,11 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--steps", type=int, default=6000, help="decode steps of churn; default: %(default)s")
     verb.set_defaults(run=run_bench_slots)
 
+    verb = verbs.add_parser("bench-moves", help="time moving rows in all layers, beside torch and a plain copy")
+    verb.add_argument("--out", type=Path, default=Path("build/moves.jsonl"), help="default: %(default)s")
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verb.set_defaults(run=run_bench_moves)
+
     verb = verbs.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
     verb.set_defaults(run=run_static)
 
@@ -105,6 +110,12 @@ def run_bench_slots(given: argparse.Namespace) -> Exit:
 
     slots.run(given.picture, given.steps)
     return Exit.PASS
+
+
+def run_bench_moves(given: argparse.Namespace) -> Exit:
+    from treemla.gate import moves
+
+    return moves.bench_moves(moves.CASES, given.out, given.commit)
 
 
 def run_static(_: argparse.Namespace) -> Exit:
