@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from treemla.checks import expect
@@ -152,10 +153,13 @@ def free_pages_count(allocator: Any) -> int:
 
 def free_pages(allocator: Any) -> torch.Tensor:
     """All free pages (slots where page_size is 1) of a stock or an ordered allocator; int64, in any order."""
+    return torch.cat(free_list(allocator))
+
+
+def free_list(allocator: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors that make up the free list. Every allocation and every free replaces one or adds one."""
     beside = getattr(allocator, "staged_pages", None)  # 0.5.23, paged
-    if beside is None:
-        beside = [allocator.release_pages]
-    return torch.cat((allocator.free_pages, *beside))
+    return (allocator.free_pages, *([allocator.release_pages] if beside is None else beside))
 
 
 def waiting_frees(allocator: Any) -> torch.Tensor | None:
@@ -183,19 +187,23 @@ def compact(
     buffers: Sequence[torch.Tensor],
     budget: int,
     *,
+    reads: Sequence[np.ndarray] | None = None,
     dry_run: bool = False,
 ) -> Moves:
     """Move at most `budget` pages of what `holders` hold into runs, and rewrite holders and free list.
 
     holders: 1-D slots in token order, views that are rewritten in place; together they hold every slot that is not
-             free, and each starts on a page. buffers: as in `relocate`. Only where no request is in flight: it copies
-             holders to the host. Returns the moves in slots; with `dry_run` that is all it does.
+             free, and each starts on a page. buffers: as in `relocate`.
+    reads:   the same slots in the order in which requests read them, which is what shall lie together; each starts on
+             a page. None: as the holders hold them.
+    Only where no request is in flight: it copies holders to the host. Returns the moves in slots; with `dry_run` that
+    is all it does.
     """
     expect(waiting_frees(allocator) is None, "allocator", "no open free group", "an open one")
     size = allocator.page_size
-    held = [(holder[::size] // size).cpu().long().numpy() for holder in holders]
+    in_order = [holder.cpu().long().numpy() for holder in holders] if reads is None else reads
     free = free_pages(allocator)
-    moves = plan_moves(held, free.cpu().numpy(), budget)
+    moves = plan_moves([slots[::size] // size for slots in in_order], free.cpu().numpy(), budget)
     in_slots = moves.in_slots(size)
     if not dry_run:
         slots = (free[:, None] * size + torch.arange(size, device=free.device)).flatten()
