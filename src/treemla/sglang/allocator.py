@@ -36,9 +36,15 @@ def ordered_allocator_classes(*, debug: bool = False) -> tuple[type[Any], type[A
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
 
     checks = (CheckedFrees,) if debug else ()
-    token = type("OrderedTokenToKVPoolAllocator", (*checks, OrderedToken, TokenToKVPoolAllocator), {})
-    paged = type("OrderedPagedTokenToKVPoolAllocator", (*checks, OrderedPaged, PagedTokenToKVPoolAllocator), {})
+    stock_token, stock_paged = map(stock_class, (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator))
+    token = type("OrderedTokenToKVPoolAllocator", (*checks, OrderedToken, stock_token), {})
+    paged = type("OrderedPagedTokenToKVPoolAllocator", (*checks, OrderedPaged, stock_paged), {})
     return token, paged
+
+
+def stock_class(installed: type[Any]) -> type[Any]:
+    """SGLang's class, where its name already stands for ours (treemla.sglang.slots)."""
+    return next(kind for kind in installed.__mro__ if not issubclass(kind, Ordered))
 
 
 class Ordered(Stock):  # type: ignore[misc]
