@@ -41,6 +41,16 @@ def test_ordered_slots_lie_in_longer_runs_with_few_requests(kinds) -> None:
     assert np.mean(late["ordered"]) > 1.5 * np.mean(late["stock"])
 
 
+def test_a_break_that_compacts_leaves_the_cache_in_longer_runs(kinds) -> None:
+    found = {
+        compacts: slots.churn(
+            kinds["ordered"](slots.CHURN_SLOTS), batch=32, steps=600, seed=1, break_steps=200, compacts=compacts
+        )
+        for compacts in (False, True)
+    }
+    assert found[True].cached_run > 1.5 * found[False].cached_run
+
+
 def test_a_fresh_pool_is_one_run(kinds) -> None:
     for make in kinds.values():
         assert run_lengths(make(100).alloc(100).numpy()).tolist() == [100]

@@ -19,7 +19,8 @@ import torch
 from treemla.gate.exits import InvalidEnvironment
 from treemla.gate.report import table
 from treemla.kv import measure
-from treemla.sglang.allocator import free_pages, ordered_allocator_classes
+from treemla.sglang.allocator import compact, free_pages, ordered_allocator_classes
+from treemla.sglang.slots import SLOTS_A_CALL
 
 COST_SLOTS = 1_000_000
 CALL_SIZES = (1, 16, 256)  # slots a call: one decode token, a reservation, a chunk
@@ -28,6 +29,7 @@ CHURN_SLOTS = 65_536
 BATCHES = (4, 32)  # a pool that the prefix cache fills, and one that requests fill
 DRAFTED = 8  # tree tokens: a step keeps 2 * DRAFTED slots behind the committed tokens
 SAMPLE_STEPS = 50
+BREAK_STEPS = 500
 
 
 def run(picture: Path, steps: int) -> None:
@@ -44,10 +46,20 @@ def run(picture: Path, steps: int) -> None:
             BATCHES, (kinds | {"sorted at every call": sorted_always()}).items()
         )
     }
+    headers = ["requests", "allocator", "mean run", "runs a request", "mean run, cached", "largest free run"]
+    headers += ["call us", "longest us"]
     print(f"after {steps:,} steps of churn at {CHURN_SLOTS:,} slots")
-    headers = ["requests", "allocator", "mean run", "runs a request", "largest free run", "call us", "longest us"]
     print(table(headers, [history.row(batch, name) for (batch, name), history in histories.items()]))
-    draw_if_possible(histories, picture)
+    with_breaks = {
+        (batch, name): churn(
+            make(CHURN_SLOTS), batch=batch, steps=steps, seed=1, break_steps=BREAK_STEPS, compacts=compacts
+        )
+        for batch in BATCHES
+        for name, make, compacts in tiers(kinds)
+    }
+    print(f"the same with a break after every {BREAK_STEPS} steps, in which all requests finish and the cache stays")
+    print(table(headers, [history.row(batch, name) for (batch, name), history in with_breaks.items()]))
+    draw_if_possible(with_breaks, picture)
 
 
 def allocator_kinds() -> dict[str, Callable[[int], Any]]:
@@ -57,6 +69,11 @@ def allocator_kinds() -> dict[str, Callable[[int], Any]]:
     except ImportError as error:
         raise InvalidEnvironment(f"no SGLang allocator to measure ({error}); `nox -s unit` installs one") from error
     return {"stock": maker(Stock), "ordered": maker(ordered_allocator_classes()[0])}
+
+
+def tiers(kinds: dict[str, Callable[[int], Any]]) -> list[tuple[str, Callable[[int], Any], bool]]:
+    """(name, maker, whether breaks are used to compact)."""
+    return [("stock", kinds["stock"], False), ("Tier 0", kinds["ordered"], False), ("Tier 1", kinds["ordered"], True)]
 
 
 def maker(kind: type[Any]) -> Callable[[int], Any]:
@@ -133,17 +150,19 @@ def ratio_of_medians(
 
 @dataclass(frozen=True)
 class History:
-    """One allocator through the churn; `mean_runs` every SAMPLE_STEPS steps."""
+    """One allocator through the churn; `mean_runs` of live requests every SAMPLE_STEPS steps, the rest at the end."""
 
     mean_runs: list[float]
     runs_per_request: float
+    cached_run: float
     largest_free_share: float
     call_us: float
     longest_us: float
 
     def row(self, batch: int, name: str) -> list[str]:
         late = statistics.mean(self.mean_runs[len(self.mean_runs) // 2 :])
-        figures = [f"{late:.1f}", f"{self.runs_per_request:.0f}", f"{self.largest_free_share:.1%}"]
+        runs = [f"{late:.1f}", f"{self.runs_per_request:.0f}", f"{self.cached_run:.1f}"]
+        figures = [*runs, f"{self.largest_free_share:.1%}"]
         return [str(batch), name, *figures, f"{self.call_us:.0f}", f"{self.longest_us:,.0f}"]
 
 
@@ -165,6 +184,12 @@ class Server:
     def free(self, slots: torch.Tensor) -> None:
         self.timed(lambda: self.allocator.free(slots))
 
+    def compact(self) -> None:
+        """What Tier 1 does in a break, until nothing is left to do. No rows are moved: this counts runs."""
+        self.cache = deque(slots.clone() for slots in self.cache)  # as a prefix tree keeps them
+        while len(compact(self.allocator, list(self.cache), [torch.zeros(CHURN_SLOTS + 1)], SLOTS_A_CALL)):
+            pass
+
     def timed(self, call: Callable[[], Any]) -> Any:
         begin = time.thread_time()
         answer = call()
@@ -172,10 +197,13 @@ class Server:
         return answer
 
 
-def churn(allocator: Any, *, batch: int, steps: int, seed: int) -> History:
+def churn(
+    allocator: Any, *, batch: int, steps: int, seed: int, break_steps: int | None = None, compacts: bool = False
+) -> History:
     """Prompts of log-normal length (median 665), outputs of up to 600 tokens in steps that accept 1 to 5 tokens.
 
     Half of the finished requests leave their prompt in the prefix cache. Same seed, same sizes for every allocator.
+    break_steps: after so many steps all requests finish; with `compacts` the cache is then compacted.
     """
     random = np.random.default_rng(seed)
     server = Server(allocator)
@@ -191,6 +219,8 @@ def churn(allocator: Any, *, batch: int, steps: int, seed: int) -> History:
         more = server.take(accepted.tolist())
         requests = [torch.cat(pair) for pair in zip(requests, more, strict=True)]
         left = left - accepted
+        on_break = break_steps is not None and step % break_steps == break_steps // 2 + 1
+        left = np.zeros_like(left) if on_break else left
         for i in np.flatnonzero(left <= 0)[::-1]:
             slots = requests.pop(i)
             kept = int(prompt[i]) if random.random() < 0.5 else 0
@@ -198,11 +228,14 @@ def churn(allocator: Any, *, batch: int, steps: int, seed: int) -> History:
             if kept:
                 server.cache.append(slots[:kept])
         left, prompt = left[left > 0], prompt[left > 0]
+        if on_break and compacts:
+            server.compact()
         if step % SAMPLE_STEPS == 0:
             mean_runs.append(measure(as_arrays(requests), np.empty(0, np.int64)).mean_run)
-    last = measure(as_arrays(requests), free_pages(allocator).numpy())
-    calls = server.calls_us
-    return History(mean_runs, last.runs_per_request, last.largest_free_share, statistics.mean(calls), max(calls))
+    free = free_pages(allocator).numpy()
+    last, cached = (measure(as_arrays(held), free) for held in (requests, server.cache))
+    calls = statistics.mean(server.calls_us), max(server.calls_us)
+    return History(mean_runs, last.runs_per_request, cached.mean_run, last.largest_free_share, *calls)
 
 
 def as_arrays(requests: Iterable[torch.Tensor]) -> list[np.ndarray]:
@@ -222,7 +255,7 @@ def draw_if_possible(histories: dict[tuple[int, str], History], path: Path) -> N
 
 
 def draw(histories: dict[tuple[int, str], History], path: Path) -> None:
-    """Mean run length over the steps, a panel for each batch."""
+    """Mean run length of live requests over the steps, a panel for each batch."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
