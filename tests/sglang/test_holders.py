@@ -7,7 +7,7 @@ import torch
 from idle_server import CACHING, IdleServer
 from test_idle_slots import first_rank, idle_until_settled, scattered  # noqa: F401 # a fixture
 
-from treemla.sglang import allocator, compat, holders
+from treemla.sglang import allocator, holders
 from treemla.sglang.holders import OUTSIDE, Holders, Unreachable
 from treemla.sglang.slots import IdleSlots, Mode
 
@@ -121,7 +121,7 @@ def test_a_tree_that_does_not_add_up_ends_compaction_and_says_so(tree: str, monk
 
 
 def forgets_draft(monkeypatch) -> None:
-    monkeypatch.setattr(compat, "draft_pools", lambda scheduler: [])
+    monkeypatch.setattr(holders, "draft_pools", lambda scheduler: [])
 
 
 def forgets_a_holder(monkeypatch) -> None:

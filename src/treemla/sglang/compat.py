@@ -238,32 +238,6 @@ def graphs_of(runner: Any, phase: str) -> str:
     return "disabled" if config is None else str(config[phase].backend)
 
 
-def pool_rows(pool: Any) -> list[torch.Tensor] | None:
-    """Each layer's rows of a plain MLA or MHA pool, [slots, ...] each; None for a layout with more than rows."""
-    plain_mha = importlib.import_module("sglang.srt.mem_cache.memory_pool").MHATokenToKVPool
-    if is_plain_mla_pool(pool):
-        return list(pool.kv_buffer)
-    scaled = any(getattr(pool, name, None) is not None for name in ("k_scale_buffer", "native_k_scale_buffer"))
-    if type(pool) is not plain_mha or pool.use_hnd or scaled:
-        return None
-    return [*pool.k_buffer, *pool.v_buffer]
-
-
-def has_plain_drafts(scheduler: Any) -> bool:
-    """Whether the drafts have no KV (none, NGRAM) or one in pools with the target's slots (EAGLE, STANDALONE)."""
-    algorithm = speculative_algorithm(scheduler)
-    eagle = algorithm.is_eagle() and not algorithm.is_frozen_kv_mtp()
-    return bool(algorithm.is_none() or algorithm.is_ngram() or algorithm.is_standalone() or eagle)
-
-
-def draft_pools(scheduler: Any) -> list[Any]:
-    """KV pools of the draft models' runners."""
-    algorithm = speculative_algorithm(scheduler)
-    if scheduler.draft_worker is None or algorithm.is_none() or algorithm.is_ngram():
-        return []
-    return [runner.token_to_kv_pool for runner in scheduler.draft_worker.draft_worker.draft_runners]
-
-
 def is_plain_tree(tree: Any) -> bool:
     """Whether the prefix cache is one whose nodes can be found: RadixCache or ChunkCache of 0.5.16, UnifiedRadixCache
     of 0.5.23 with full attention alone."""

@@ -4,12 +4,14 @@ At that point the prefix tree, the sessions that keep their slots between turns,
 Whatever else may hold one (a transfer under way, another store's index) is refused when the server starts, by name.
 """
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from treemla import cubins
 from treemla.kv import move_rows
 from treemla.sglang import compat
 from treemla.sglang.allocator import Ordered
@@ -56,10 +58,12 @@ class Holders:
         self.outer = scheduler.tree_cache
         self.tree = inner_tree(self.outer)
         self.nodes = TreeNodes(self.tree.tree_core) if hasattr(self.tree, "tree_core") else None
-        pools = [self.allocator.get_kvcache(), *compat.draft_pools(scheduler)]
-        self.buffers = [buffer for pool in unique(pools) for buffer in compat.pool_rows(pool) or ()]
+        pools = [self.allocator.get_kvcache(), *draft_pools(scheduler)]
+        self.buffers = [buffer for pool in unique(pools) for buffer in pool_rows(pool) or ()]
         nothing = self.allocator.free_pages[:0]
         move_rows(self.buffers, nothing, nothing, disjoint=True)  # refuses rows that it could not move
+        if nothing.is_cuda:
+            cubins.kernel("treemla_move_rows", nothing.device)  # a GPU without it is refused now, not when idle
 
     def slots(self) -> list[torch.Tensor] | None:
         """Every holder's slots in token order, as views of what SGLang reads: int64 values of tree nodes, int32 rows
@@ -185,12 +189,38 @@ def unreachable(scheduler: Any) -> Iterator[str]:
         return
     if not compat.is_plain_mla_pool(allocator.get_kvcache()):
         yield f"the KV pool, a {type(allocator.get_kvcache()).__name__}"
-    if not compat.has_plain_drafts(scheduler):
+    if not has_plain_drafts(scheduler):
         yield f"--speculative-algorithm {compat.setting(scheduler, 'speculative_algorithm')}: its draft's KV"
         return
-    for pool in compat.draft_pools(scheduler):
-        if compat.pool_rows(pool) is None:
+    for pool in draft_pools(scheduler):
+        if pool_rows(pool) is None:
             yield f"the draft model's KV pool, a {type(pool).__name__}"
+
+
+def pool_rows(pool: Any) -> list[torch.Tensor] | None:
+    """Each layer's rows of a plain MLA or MHA pool, [slots, ...] each; None for a layout with more than rows."""
+    plain_mha = importlib.import_module("sglang.srt.mem_cache.memory_pool").MHATokenToKVPool
+    if compat.is_plain_mla_pool(pool):
+        return list(pool.kv_buffer)
+    scaled = any(getattr(pool, name, None) is not None for name in ("k_scale_buffer", "native_k_scale_buffer"))
+    if type(pool) is not plain_mha or pool.use_hnd or scaled:
+        return None
+    return [*pool.k_buffer, *pool.v_buffer]
+
+
+def has_plain_drafts(scheduler: Any) -> bool:
+    """Whether the drafts have no KV (none, NGRAM) or one in pools with the target's slots (EAGLE, STANDALONE)."""
+    algorithm = compat.speculative_algorithm(scheduler)
+    eagle = algorithm.is_eagle() and not algorithm.is_frozen_kv_mtp()
+    return bool(algorithm.is_none() or algorithm.is_ngram() or algorithm.is_standalone() or eagle)
+
+
+def draft_pools(scheduler: Any) -> list[Any]:
+    """KV pools of the draft models' runners."""
+    algorithm = compat.speculative_algorithm(scheduler)
+    if scheduler.draft_worker is None or algorithm.is_none() or algorithm.is_ngram():
+        return []
+    return [runner.token_to_kv_pool for runner in scheduler.draft_worker.draft_worker.draft_runners]
 
 
 def unique(pools: list[Any]) -> list[Any]:
