@@ -61,6 +61,11 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.set_defaults(run=run_bench_moves)
 
+    verb = verbs.add_parser("bench-layouts", help="time verify with its slots in longer and shorter runs")
+    verb.add_argument("--out", type=Path, default=Path("build/layouts.jsonl"), help="default: %(default)s")
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verb.set_defaults(run=run_bench_layouts)
+
     verb = verbs.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
     verb.set_defaults(run=run_static)
 
@@ -116,6 +121,12 @@ def run_bench_moves(given: argparse.Namespace) -> Exit:
     from treemla.gate import moves
 
     return moves.bench_moves(moves.CASES, given.out, given.commit)
+
+
+def run_bench_layouts(given: argparse.Namespace) -> Exit:
+    from treemla.gate import layouts
+
+    return layouts.bench_layouts(given.out, given.commit)
 
 
 def run_static(_: argparse.Namespace) -> Exit:

@@ -1,7 +1,7 @@
 """Inputs of a measured case: bf16, KV rows perhaps fp8, slots in random order, DDTree's trees, one KV buffer a layer."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,19 +60,29 @@ class Inputs:
         return ""
 
 
+def shuffled(random: np.random.Generator, pages: int) -> np.ndarray:
+    """Every page on its own."""
+    return random.permutation(pages)
+
+
 def make_inputs(
-    case: VerifyCase, device: torch.device, cold_bytes: int = COLD_BYTES, path: str | None = None
+    case: VerifyCase,
+    device: torch.device,
+    cold_bytes: int = COLD_BYTES,
+    path: str | None = None,
+    order_pages: Callable[[np.random.Generator, int], np.ndarray] = shuffled,
 ) -> Inputs:
     """The same at every call on a device; pools of `cold_bytes` in all. The words are packed and the plan is made.
 
-    path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first.
+    path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. order_pages: all pages of a pool in the
+    order in which requests take them.
     """
     seed = zlib.crc32(case.id.encode())
     numpy_random, random = np.random.default_rng(seed), torch.Generator(device).manual_seed(seed)
     pages = [-(-(n + case.tree_tokens) // case.page_size) for n in case.contexts]
     layers = num_layers(sum(case.contexts) * case.row_bytes, cold_bytes)
     pool_pages = max(sum(pages), -(-cold_bytes // (layers * case.row_bytes * case.page_size)))
-    order = numpy_random.permutation(pool_pages)[: sum(pages), None] * case.page_size + np.arange(case.page_size)
+    order = order_pages(numpy_random, pool_pages)[: sum(pages), None] * case.page_size + np.arange(case.page_size)
     held = np.split(order, np.cumsum(pages)[:-1])
     owned = [
         torch.from_numpy(slots.reshape(-1)[: n + case.tree_tokens]).to(device)
