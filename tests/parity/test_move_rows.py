@@ -31,8 +31,8 @@ def permuted(slots: int, moves: int, random: torch.Generator) -> torch.Tensor:
 
 
 def expected(buffer: torch.Tensor, source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    read = [buffer[slot].cpu().clone() for slot in source.tolist()]
-    after = buffer.cpu().clone()
+    before, after = buffer.cpu(), buffer.cpu().clone()
+    read = [before[slot].clone() for slot in source.tolist()]
     for slot, row in zip(destination.tolist(), read, strict=True):
         after[slot] = row
     return after
