@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from treemla.gate import layers
-from treemla.gate.exits import Exit
+from treemla.gate.exits import Exit, gravest
 from treemla.gate.report import table
 
 
@@ -26,11 +26,7 @@ def check() -> Exit:
 
 def overall(outcomes: Mapping[str, layers.Outcome]) -> Exit:
     """The gravest outcome of what ran; failures first. Nothing run is not a pass."""
-    exits = {outcome.exit for outcome in outcomes.values() if outcome.ran}
-    if not exits:
-        return Exit.NOTHING_MEASURED
-    gravest = (Exit.FAILED, Exit.NOTHING_MEASURED, Exit.INVALID_ENVIRONMENT, Exit.USAGE)
-    return next((code for code in gravest if code in exits), Exit.PASS)
+    return gravest(outcome.exit for outcome in outcomes.values() if outcome.ran)
 
 
 def summary(outcomes: Mapping[str, layers.Outcome]) -> str:
