@@ -1,6 +1,8 @@
 """A process of its own: what it answers, and that no way for it to end looks like an answer."""
 
+import importlib
 import os
+import sys
 import time
 
 import pytest
@@ -62,3 +64,16 @@ def test_a_hang_ends_with_its_process(start):
     with pytest.raises(WorkerFailed, match="no answer in 0 s"):
         worker.answer(timeout_s=0.2)
     assert not worker.alive
+
+
+def test_it_imports_from_the_source_that_it_is_given(start, tmp_path):
+    (tmp_path / "only_there.py").write_text("def make(): return [__file__]\n")
+    worker = Worker(import_and_make, "only_there", source=tmp_path)
+    worker.answer()
+    assert worker.ask("index", str(tmp_path / "only_there.py")) == 0
+    worker.stop()
+    assert str(tmp_path) not in sys.path
+
+
+def import_and_make(name):
+    return importlib.import_module(name).make()

@@ -2,8 +2,10 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
@@ -18,13 +20,15 @@ class Worker:
     """Calls `make(*arguments)` in a new process; `ask` calls a method of what it returned.
 
     Use it as: `send`, at once for several workers if they may work side by side, then `answer` of each. The first
-    answer is `make`'s: None, or WorkerFailed.
+    answer is `make`'s: None, or WorkerFailed. source: a folder that the process imports from before any other, `make`
+    too.
     """
 
-    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+    def __init__(self, make: Callable[..., object], *arguments: object, source: Path | None = None) -> None:
         self._pipe, theirs = SPAWN.Pipe()
         self._process = SPAWN.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-        self._process.start()
+        with _importing_from(source):
+            self._process.start()
         theirs.close()
 
     def send(self, method: str, *arguments: object) -> None:
@@ -57,6 +61,18 @@ class Worker:
         """End the process; it holds nothing that needs an orderly end."""
         self._process.kill()
         self._process.join()
+
+
+@contextlib.contextmanager
+def _importing_from(source: Path | None) -> Iterator[None]:
+    """A process that is spawned takes over sys.path before it imports anything."""
+    before = sys.path[:]
+    if source is not None:
+        sys.path.insert(0, str(source))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _serve(pipe: Connection, make: Callable[..., object], arguments: tuple[object, ...]) -> None:
