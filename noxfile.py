@@ -105,6 +105,18 @@ def gpu_perf(session: nox.Session) -> None:
     run(session, "treemla", "bench", *session.posargs)
 
 
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Is this checkout slower than `--base COMMIT`? On a GPU, in turns."""
+    run(session, "treemla", "gate", *session.posargs)
+
+
+@nox.session
+def selfcheck(session: nox.Session) -> None:
+    """This checkout beside itself: the gate must say same."""
+    run(session, "treemla", "selfcheck", *session.posargs)
+
+
 @nox.session(name="gpu-e2e")
 def gpu_e2e(session: nox.Session) -> None:
     """SGLang's real Engine with dummy weights: the same answers with treemla as with Triton, and how fast."""

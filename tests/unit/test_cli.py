@@ -90,18 +90,23 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
         ["bench"],
         ["bench", "--warm"],
         ["peers"],
+        ["gate", "--base", "."],
+        ["selfcheck"],
     ],
 )
 def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
     for module in ("bench", "peers_bench"):
         monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the process in which the gate looks
     assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
-    assert "no GPU: none here" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "no GPU: " in said.err + said.out
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"], ["bench", "--path", "x"]]
+    "arguments",
+    [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"], ["bench", "--path", "x"], ["gate"], ["bless", "x"]],
 )
 def test_wrong_usage_exits_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
@@ -109,10 +114,13 @@ def test_wrong_usage_exits_2(capsys, arguments):
     assert caught.value.code == Exit.USAGE
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--warm"], ["peers"]])
+@pytest.mark.parametrize(
+    "arguments", [["bench"], ["bench", "--warm"], ["peers"], ["gate", "--base", "."], ["selfcheck"]]
+)
 def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(capsys, arguments):
     assert cli.main([*arguments, "--case", "no-such-case"]) == Exit.USAGE
-    assert "verify-b1-c4096-t9-h8-p1-bf16" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "verify-b1-c4096-t9-h8-p1-bf16" in said.err + said.out
 
 
 def test_a_run_counts_its_own_report_and_not_an_older_one(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -141,3 +142,8 @@ def test_one_percent_a_week_creeps_past_the_anchor_where_no_step_was_red():
     steps = [decide.decide(around(b / a - 1, *EIGHT[:3])).verdict for a, b in pairwise(weeks)]
     assert set(steps) == {Verdict.SAME}
     assert [decide.creep(week, weeks[0]) > decide.MAX_CREEP for week in weeks] == [False] * 5 + [True] * 6
+
+
+def test_the_page_prints_what_the_simulation_says():
+    page = (Path(__file__).parents[2] / "docs/gates.md").read_text()
+    assert f"python -m treemla.gate.simulate -->\n```text\n{simulate.table()}\n```" in page

@@ -75,3 +75,14 @@ PEER_CASES = (
 )
 
 WARM_CASES = tuple(_case(1, context, tree_tokens, 8) for tree_tokens in (1, 9, 16, 32) for context in (4096, 16384))
+
+GATED_CASES = (  # what blocks a change: few, so that noise in one of many does not
+    _case(1, 4096, 9, 8),
+    _case(1, 16384, 9, 8),
+    _case(1, 65536, 9, 8),
+    _case(1, 65536, 32, 8),
+    _case(8, 16384, 9, 8),
+    _case(8, 16384, 9, 64),
+    _case(32, 4096, 9, 8),
+    VerifyCase((65536, 16384, 4096, 512), 9, 8),
+)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treemla import nvcc, tiles
-from treemla.gate import doctor, layers, sass, static
+from treemla.gate import doctor, layers, sass, static, verbs
 from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
@@ -27,17 +27,17 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m treemla", description="Tree-verify MLA attention: its regression suite."
     )
-    verbs = made.add_subparsers(metavar="VERB", required=True)
+    added = made.add_subparsers(metavar="VERB", dest="verb", required=True)
 
-    verb = verbs.add_parser("check", help="run every layer this machine can run, then one summary")
+    verb = added.add_parser("check", help="run every layer this machine can run, then one summary")
     verb.set_defaults(run=lambda _: check())
 
-    verb = verbs.add_parser("test", help="run one layer; what follows its name goes to pytest")
+    verb = added.add_parser("test", help="run one layer; what follows its name goes to pytest")
     verb.add_argument("layer", choices=[name for name, layer in layers.LAYERS.items() if layer.is_pytest])
     verb.add_argument("extra", nargs=argparse.REMAINDER, metavar="...")
     verb.set_defaults(run=run_test)
 
-    verb = verbs.add_parser(
+    verb = added.add_parser(
         "bench", help="time the kernels on this GPU, beside SGLang's Triton kernel where it is installed"
     )
     add_measuring_arguments(verb, "build/gpu-perf.jsonl")
@@ -47,30 +47,32 @@ def parser() -> argparse.ArgumentParser:
     )
     verb.set_defaults(run=run_bench)
 
-    verb = verbs.add_parser("peers", help="time every MLA kernel on this machine beside treemla's, in turns")
+    verb = added.add_parser("peers", help="time every MLA kernel on this machine beside treemla's, in turns")
     add_measuring_arguments(verb, "build/gpu-peers.jsonl")
     verb.set_defaults(run=run_peers)
 
-    verb = verbs.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
+    verb = added.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
     verb.add_argument("--picture", type=Path, default=Path("build/slots.png"), help="default: %(default)s")
     verb.add_argument("--steps", type=int, default=6000, help="decode steps of churn; default: %(default)s")
     verb.set_defaults(run=run_bench_slots)
 
-    verb = verbs.add_parser("bench-moves", help="time moving rows in all layers, beside torch and a plain copy")
+    verb = added.add_parser("bench-moves", help="time moving rows in all layers, beside torch and a plain copy")
     verb.add_argument("--out", type=Path, default=Path("build/moves.jsonl"), help="default: %(default)s")
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.set_defaults(run=run_bench_moves)
 
-    verb = verbs.add_parser("bench-layouts", help="time verify with its slots in longer and shorter runs")
+    verb = added.add_parser("bench-layouts", help="time verify with its slots in longer and shorter runs")
     verb.add_argument("--out", type=Path, default=Path("build/layouts.jsonl"), help="default: %(default)s")
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.set_defaults(run=run_bench_layouts)
 
-    verb = verbs.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
+    verb = added.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
     verb.set_defaults(run=run_static)
 
-    verb = verbs.add_parser("doctor", help="what this machine has, what is wrong with it, what to do")
+    verb = added.add_parser("doctor", help="what this machine has, what is wrong with it, what to do")
     verb.set_defaults(run=run_doctor)
+
+    verbs.add(added)
     return made
 
 

@@ -103,6 +103,26 @@ def detectable(spread: float, rule: Rule = RULE) -> float:
     )
 
 
+def decide_unpaired(base: Sequence[float], head: Sequence[float], rule: Rule = RULE) -> Decision:
+    """From times of whole processes, those of each side on their own: Welch's intervals instead of pairs.
+
+    ValueError unless either side has at least `rule.first` positive finite times.
+    """
+    sides = [base, head]
+    if min(map(len, sides)) < rule.first or not all(math.isfinite(us) and us > 0 for side in sides for us in side):
+        raise ValueError(f"times: expected at least {rule.first} positive finite processes a side, got {sides}")
+    logs = [[math.log(us) for us in side] for side in sides]
+    mean = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
+    parts = [max(statistics.variance(side), 1e-12) / len(side) for side in logs]
+    error = math.sqrt(sum(parts))
+    degrees = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, logs, strict=True))
+    margin = _t95(degrees) * error
+    sharp = mean + margin <= math.log1p(rule.noticed)
+    verdict = _verdict(mean, margin, sharp=sharp, final=True, rule=rule)
+    low, high = math.expm1(mean - margin), math.expm1(mean + margin)
+    return Decision(verdict, math.expm1(mean), low, high, min(map(len, sides)), math.expm1(2 * margin))
+
+
 def limit(sessions: Sequence[float], floor: float = 0.03, mads: float = 3.5) -> float:
     """What a session may take beside stored ones: their median and the larger of `floor` and `mads` robust sigmas."""
     median = statistics.median(sessions)
@@ -129,7 +149,7 @@ def creep(current: float, anchor: float) -> float:
 
 
 @cache
-def _t95(degrees: int) -> float:
+def _t95(degrees: float) -> float:
     """95% quantile of Student's t."""
     from scipy.stats import t
 

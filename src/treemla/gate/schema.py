@@ -14,7 +14,8 @@ SCHEMA = Path(__file__).with_name("result.schema.json")
 @dataclass(frozen=True)
 class Where:
     """The machine and software a measurement came from. None: not there. peer: the library that was timed, where it is
-    neither treemla nor SGLang.
+    neither treemla nor SGLang. fingerprint, arch, start: the class of machine, such as sm_90, and
+    since when it runs (`machine`).
     """
 
     gpu: str
@@ -27,6 +28,9 @@ class Where:
     date: str
     command: str
     peer: str | None = None
+    fingerprint: str | None = None
+    arch: str | None = None
+    start: str | None = None
 
 
 @dataclass(frozen=True)

@@ -63,3 +63,7 @@ def table(changes: Sequence[float] = CHANGES, spreads: Sequence[float] = SPREADS
             cells.append(f"{100 * red:.1f}" + (f" ({100 * unknown:.1f})" if unknown else ""))
         rows.append([f"{100 * spread:.1f}%", f"+{100 * detectable(spread):.1f}%", *cells])
     return text_table(["spread", "detectable", *(f"+{100 * change:.0f}%" for change in changes)], rows)
+
+
+if __name__ == "__main__":
+    print(table())

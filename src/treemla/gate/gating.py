@@ -1,0 +1,148 @@
+"""`treemla gate` and `treemla selfcheck`: from a base and a GPU to findings."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from treemla.gate import baseline, fingerprint, hygiene, machine, nvml, pairs, quarantine, roofline, schema, trees
+from treemla.gate.cases import VerifyCase
+from treemla.gate.doctor import gpu_problem
+from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.findings import Finding, Findings
+from treemla.gate.fingerprint import REPO
+from treemla.gate.judge import BASE, PEER, Known, judge, percent, smallest_detectable, unsettled
+from treemla.gate.side import Side
+from treemla.gate.worker import Worker, WorkerFailed
+
+METRICS = {pairs.HEAD: "verify", BASE: "verify", PEER: "triton"}  # what each side times
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine, and what the driver tells of its GPU."""
+
+    where: schema.Where
+    gauge: nvml.Gauge | None = None
+    uuid: str = "GPU-none"
+
+
+def gate(cases: Sequence[VerifyCase], base: str, commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
+    """This checkout beside the tree or commit `base`, and beside Triton, on this GPU alone.
+
+    Writes into the folder `out`: sessions.jsonl, what `bless` and `history` read. BaselineMissing, InvalidEnvironment.
+    """
+    here = this_machine(commit)
+    with tempfile.TemporaryDirectory() as scratch:
+        base_tree = trees.find(base, Path(scratch))
+        removed = [
+            Finding(path, "removed", Exit.BASELINE_MISSING, "the base has this baseline, the head removed it")
+            for path in trees.removed_baselines(base_tree, REPO)
+        ]
+        measured, sessions = beside(cases, (pairs.HEAD, BASE, PEER), base_tree, Path(scratch), here, wait_s)
+    if sessions:
+        schema.dump(out / "sessions.jsonl", sessions)
+    return replace(
+        measured,
+        found=(*removed, *quarantine.apply(measured.found, baseline.today()), *quarantine.overdue(baseline.today())),
+    )
+
+
+def selfcheck(cases: Sequence[VerifyCase], commit: str | None, wait_s: float = 600.0) -> Findings:
+    """This checkout beside itself: anything but "same" is a fault of the gate or of the machine."""
+    here = this_machine(commit)
+    with tempfile.TemporaryDirectory() as scratch:
+        measured, _ = beside(cases, (pairs.HEAD, BASE), REPO, Path(scratch), here, wait_s)
+    wrong = "the same program beside itself: the machine or the gate cannot be trusted today"
+    found = tuple(
+        replace(f, exit=Exit.FAILED, text=f"{wrong}; {f.text}") if f.verdict == "faster" else f for f in measured.found
+    )
+    return replace(measured, title="selfcheck", found=found)
+
+
+def beside(
+    cases: Sequence[VerifyCase],
+    sides: Sequence[str],
+    base_tree: Path,
+    scratch: Path,
+    here: Here,
+    wait_s: float,
+) -> tuple[Findings, list[schema.Measurement]]:
+    """Measure and judge; the findings, and this run as sessions that a baseline can be made of."""
+    known = {case.id: known_of(case, sides, here) for case in cases}
+    sources = {side: trees.join(base_tree if side == BASE else REPO, scratch / side) for side in sides}
+
+    def start(side: str) -> pairs.Process:
+        return Worker(Side, METRICS[side], source=sources[side])
+
+    with hygiene.lease(here.uuid, wait_s), hygiene.alone(here.gauge):
+        taken = pairs.run(cases, sides, start, lambda case, held: unsettled(held, sides, known[case]))
+    found = tuple(judge(case.id, taken[case.id], sides, known[case.id]) for case in cases)
+    return Findings("gate", found, notes(taken, here)), sessions_of(taken, sides, here)
+
+
+def this_machine(commit: str | None) -> Here:
+    """InvalidEnvironment where the kernels cannot run, or run on a slice of a GPU.
+
+    A process of its own looks, so that this one never is on the GPU: whoever is there while none of ours runs is foreign.
+    """
+    worker = Worker(Look)
+    try:
+        worker.answer()
+        uuid, where = worker.ask("around", commit)
+    except WorkerFailed as error:
+        raise InvalidEnvironment(str(error)) from error
+    finally:
+        worker.stop()
+    gauge = nvml.attach(uuid)
+    hygiene.expect_whole(gauge)
+    return Here(where, gauge, uuid)
+
+
+class Look:
+    """What a process that uses the GPU knows of the machine."""
+
+    def around(self, commit: str | None) -> tuple[str, schema.Where]:
+        """(UUID, where)"""
+        if problem := gpu_problem():
+            raise InvalidEnvironment(problem)
+        uuid = machine.gpu_uuid()
+        facts = machine.facts(nvml.attach(uuid))
+        digits, arch = machine.fingerprint(facts), machine.arch(facts)
+        where = replace(fingerprint.collect(commit), fingerprint=digits, arch=arch, start=machine.start())
+        return uuid, where
+
+
+def known_of(case: VerifyCase, sides: Sequence[str], here: Here) -> Known:
+    """What is stored for a case on this machine. BrokenBaseline where it cannot be trusted."""
+    return Known(
+        ratio=baseline.find("triton_ratio", str(here.where.arch), case.id) if PEER in sides else None,
+        stored=baseline.find("verify", str(here.where.fingerprint), case.id) if PEER in sides else None,
+        floor_us=roofline.floors_us(here.where.gpu, [case]).get(case.id),
+        today=baseline.today(),
+    )
+
+
+def notes(taken: Mapping[str, pairs.Taken], here: Here) -> tuple[str, ...]:
+    least = smallest_detectable(list(taken.values()))
+    dropped = sum(launch.dropped for held in taken.values() for launch in held.launches)
+    rounds = sum(pairs.ROUNDS for held in taken.values() for _ in held.launches)
+    watched = f"{dropped} of {rounds} rounds dropped" if here.gauge else f"clocks were not watched: {nvml.REMEDY}"
+    return (
+        f"Detectable today: {percent(least)} in the noisiest case." if least is not None else "Nothing was measured.",
+        f"{here.where.gpu}, driver {here.where.driver}, torch {here.where.torch}, machine class {here.where.fingerprint}; {watched}.",
+    )
+
+
+def sessions_of(taken: Mapping[str, pairs.Taken], sides: Sequence[str], here: Here) -> list[schema.Measurement]:
+    """What was measured of the head, a value a process, as data."""
+    made = []
+    for case, held in taken.items():
+        if held.problem is None and held.launches:
+            measurement = partial(schema.Measurement.of, where=here.where)
+            made.append(measurement(case, "verify", "us", held.us(pairs.HEAD)))
+            if PEER in sides:
+                ratios = [launch.us[pairs.HEAD] / launch.us[PEER] for launch in held.launches]
+                made.append(measurement(case, "triton_ratio", "ratio", ratios))
+    return made

@@ -1,0 +1,189 @@
+"""The gate's verbs of the command line. Each makes `Findings`; they are printed, written and returned here alone."""
+
+import argparse
+import contextlib
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from treemla.gate import schema
+from treemla.gate.baseline import BrokenBaseline, today
+from treemla.gate.cases import GATED_CASES, VerifyCase
+from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
+from treemla.gate.findings import Finding, Findings
+
+Made = Callable[[argparse.Namespace], Findings]
+SESSIONS = Path("build/gate/sessions.jsonl")
+FINDINGS = Path("build/gate/gate.json")
+
+
+class Unusable(ValueError):
+    """An argument or a file that a verb cannot work with: wrong usage."""
+
+
+def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = _verb(verbs, "gate", run_gate, "time this checkout beside a base, in turns, and judge it")
+    verb.add_argument("--base", required=True, help="a commit, or the folder of a checkout or unpacked build")
+    _measuring(verb)
+    verb.add_argument("--out", type=Path, default=SESSIONS.parent, help="folder; default: %(default)s")
+
+    verb = _verb(verbs, "selfcheck", run_selfcheck, "time this checkout beside itself: the gate must say same")
+    _measuring(verb)
+
+    verb = _verb(verbs, "compare", run_compare, "judge recorded runs beside others")
+    verb.add_argument("--base", type=Path, nargs="+", required=True, help="files of runs")
+    verb.add_argument("--head", type=Path, nargs="+", required=True, help="files of runs")
+
+    verb = _verb(verbs, "explain", run_explain, "every figure behind the verdict on a case")
+    verb.add_argument("case", help="part of its id")
+    verb.add_argument(
+        "--from", dest="source", type=Path, default=FINDINGS, help="what gate --json wrote; default: %(default)s"
+    )
+
+    verb = _verb(verbs, "bless", run_bless, "make recorded runs the stored baseline of a case")
+    verb.add_argument("case")
+    verb.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="sessions.jsonl of gate runs")
+    verb.add_argument("--machine", required=True, help="the class of machine, as gate prints it")
+    verb.add_argument("--reason", required=True)
+    verb.add_argument("--issue", help="where a slowdown was accepted")
+
+    verb = _verb(verbs, "history", run_history, "recorded runs of a case over time, and where they step")
+    verb.add_argument("case", help="part of its id")
+    verb.add_argument("--from", dest="sources", type=Path, nargs="+", default=[SESSIONS], help="default: %(default)s")
+
+    verb = _verb(verbs, "quarantine", run_quarantine, "list the cases that do not block, or add one")
+    verb.add_argument("case", nargs="?", help="add this one")
+    for name in ("owner", "reason", "issue"):
+        verb.add_argument(f"--{name}")
+    verb.add_argument("--days", type=int, default=14)
+
+    verb = _verb(verbs, "report", run_report, "merge what other verbs and test layers left into one verdict")
+    verb.add_argument("sources", type=Path, nargs="+", help="JSON of verbs, JUnit of layers")
+    verb.add_argument(
+        "--expect", metavar="NAME=TESTS", action="append", default=[], help="a layer's least number of tests"
+    )
+
+
+def _verb(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, made: Made, words: str
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=words)
+    for form, text in (("json", "for programs"), ("junit", "as test cases"), ("md", "for a pull request")):
+        verb.add_argument(f"--{form}", type=Path, metavar="PATH", help=f"write the findings there, {text}")
+    verb.set_defaults(run=lambda given: show(given, made))
+    return verb
+
+
+def _measuring(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verb.add_argument(
+        "--wait", type=float, default=600.0, metavar="S", help="for the GPU, in seconds; default: %(default)s"
+    )
+
+
+def show(given: argparse.Namespace, made: Made) -> Exit:
+    """Run a verb. What keeps it from a verdict is a finding too: files that were asked for are always written."""
+    try:
+        findings = made(given)
+    except (InvalidEnvironment, BaselineMissing, BrokenBaseline, Unusable) as error:
+        exits = {InvalidEnvironment: Exit.INVALID_ENVIRONMENT, Unusable: Exit.USAGE}
+        code = exits.get(type(error), Exit.BASELINE_MISSING)
+        findings = Findings(given.verb, (Finding(given.verb, "no verdict", code, str(error)),))
+    findings.write(given.json, given.junit, given.md)
+    print(findings.text())
+    return findings.exit
+
+
+def run_gate(given: argparse.Namespace) -> Findings:
+    from treemla.gate.gating import gate
+
+    return gate(_chosen(given.case), given.base, given.commit, given.out, given.wait)
+
+
+def run_selfcheck(given: argparse.Namespace) -> Findings:
+    from treemla.gate.gating import selfcheck
+
+    return selfcheck(_chosen(given.case), given.commit, given.wait)
+
+
+def run_compare(given: argparse.Namespace) -> Findings:
+    from treemla.gate.history import compare
+
+    return compare(_runs(given.base), _runs(given.head))
+
+
+def run_explain(given: argparse.Namespace) -> Findings:
+    from treemla.gate.explain import explain
+
+    return explain(_findings(given.source), given.case)
+
+
+def run_bless(given: argparse.Namespace) -> Findings:
+    from treemla.gate.bless import Refused, bless
+
+    try:
+        made = bless(given.case, _runs(given.sources), given.reason, today(), machine=given.machine, issue=given.issue)
+    except Refused as error:
+        return Findings("bless", (Finding(given.case, "refused", Exit.FAILED, str(error)),))
+    return Findings("bless", tuple(
+        Finding(f"{b.case} {b.metric}", "blessed", Exit.PASS, "", {"old": f"{b.old or 0:.4g}", "new": f"{b.new:.4g}", "id": b.id})
+        for b in made
+    ))  # fmt: skip
+
+
+def run_history(given: argparse.Namespace) -> Findings:
+    from treemla.gate.history import history
+
+    return history(_runs(given.sources), given.case)
+
+
+def run_quarantine(given: argparse.Namespace) -> Findings:
+    from treemla.gate import quarantine
+
+    if given.case:
+        until = today() + timedelta(days=given.days)
+        entry = quarantine.Entry(given.case, given.owner or "", given.reason or "", given.issue or "", today(), until)
+        if problem := quarantine.problem_of(entry):
+            raise Unusable(f"--{problem}")
+        quarantine.add(entry)
+    entries = quarantine.load()
+    held = [Finding(e.case, "quarantined", Exit.PASS, "", {"until": str(e.expires), "owner": e.owner, "reason": e.reason})
+            for e in entries if e.expires >= today()]  # fmt: skip
+    none = [] if entries else [Finding("quarantine", "empty", Exit.PASS)]
+    return Findings("quarantine", (*held, *none, *quarantine.overdue(today(), entries)))
+
+
+def run_report(given: argparse.Namespace) -> Findings:
+    from treemla.gate.merge import merge
+
+    expected = {}
+    for pair in given.expect:
+        name, _, count = pair.partition("=")
+        if not name or not count.isdigit():
+            raise Unusable(f"--expect: expected NAME=TESTS, got {pair!r}")
+        expected[name] = int(count)
+    return merge(given.sources, expected)
+
+
+def _chosen(texts: Sequence[str] | None) -> list[VerifyCase]:
+    chosen = [case for case in GATED_CASES if not texts or any(text in case.id for text in texts)]
+    if not chosen:
+        raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in GATED_CASES)}, got {texts}")
+    return chosen
+
+
+def _runs(paths: Sequence[Path]) -> list[schema.Measurement]:
+    try:
+        return [run for path in paths for run in schema.load(path)]
+    except (OSError, ValueError) as error:
+        raise BaselineMissing(str(error)) from error
+
+
+def _findings(path: Path) -> Findings:
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            return Findings.from_json(path.read_text())
+        except (OSError, ValueError) as error:
+            raise BaselineMissing(f"{path}: {error}") from error
+    raise BaselineMissing(f"{path}: not there; gate --json {path} writes it")

@@ -1,0 +1,231 @@
+"""The whole gate on made-up times: planted changes, missing baselines, troubled machines, and their exit codes."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+from fake_sides import COOL, CRASH, FINGERPRINT, HERE, Machine
+
+from treemla.gate import baseline, cli, gating, hygiene, quarantine, schema
+from treemla.gate.baseline import Baseline, Session
+from treemla.gate.cases import GATED_CASES
+from treemla.gate.exits import Exit, InvalidEnvironment
+
+TODAY = date(2026, 12, 1)
+CASE = GATED_CASES[2]
+US = {"head": 50.0, "base": 50.0, "triton": 12500.0}
+
+
+def stored(metric, machine, value, starts=12, *, case=CASE, anchor=None, until="2027-01-01", spread=0.002):
+    sessions = [Session(value * (1 + spread * (-1) ** n), f"{n:012x}", "a" * 40, "2026-11-01") for n in range(starts)]
+    units = {"verify": "us", "triton_ratio": "ratio"}
+    return Baseline.of(
+        case.id, metric, units[metric], machine, sessions, anchor=anchor or value, blessed="b-0001", valid_until=until
+    )
+
+
+@pytest.fixture
+def checkout(monkeypatch, tmp_path):
+    """A checkout whose baselines are `tmp_path / head / perf_baselines`, with a ratio for every case; a base beside it."""
+    head, base = tmp_path / "head", tmp_path / "base"
+    for tree in (head, base):
+        (tree / "src/treemla").mkdir(parents=True)
+        (tree / "src/treemla/__init__.py").touch()
+    root = head / "perf_baselines"
+    monkeypatch.setattr(gating, "REPO", head)
+    find = baseline.find
+    monkeypatch.setattr(baseline, "find", lambda metric, machine, case: find(metric, machine, case, root))
+    entries = []
+    monkeypatch.setattr(quarantine, "load", lambda: entries)
+    monkeypatch.setattr(baseline, "today", lambda: TODAY)
+    for case in GATED_CASES:
+        stored("triton_ratio", "sm_90", 50.0 / 12500.0, case=case).dump(root)
+    return head, base, entries
+
+
+@pytest.fixture
+def gate(monkeypatch, checkout, tmp_path, capsys):
+    """Runs the command on a machine; gives (exit code, findings as JSON, what was printed)."""
+    _, base, _ = checkout
+
+    def gate(machine, *arguments, verb="gate", cases=(CASE.id,)):
+        monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
+        monkeypatch.setattr(gating.hygiene, "lease", lambda *_: nullcontext())
+        monkeypatch.setattr(gating, "Worker", lambda make, metric, source: machine.start(source.parent.name))
+        chosen = [part for case in cases for part in ("--case", case)]
+        named = [] if verb == "selfcheck" else ["--base", str(base), "--out", str(tmp_path / "out")]
+        out = tmp_path / "gate.json"
+        code = cli.main([verb, *named, *chosen, "--json", str(out), *arguments])
+        return code, json.loads(out.read_text()), capsys.readouterr().out
+
+    return gate
+
+
+def finding(made, name=CASE.id):
+    return next(f for f in made["found"] if f["name"] == name)
+
+
+def test_no_change_passes_after_three_processes_and_says_what_would_be_noticed(gate):
+    machine = Machine(US)
+    code, made, said = gate(machine)
+    assert code == Exit.PASS and finding(made)["data"]["processes"] == 3
+    assert "Detectable today: +" in said and said.strip().splitlines()[-1].startswith("gate: PASS")
+
+
+def test_a_five_percent_slowdown_is_red_and_says_by_how_much(gate):
+    code, made, said = gate(Machine({**US, "head": 52.5}))
+    assert code == Exit.FAILED
+    assert finding(made)["verdict"] == "regression" and "beside the base" in finding(made)["text"]
+    assert finding(made)["data"]["processes"] == 8
+    assert "FAILED: " + CASE.id in said
+
+
+def test_three_times_running_the_same_program_is_the_same(gate):
+    slow = {"head": 500.0, "base": 500.0}  # no case is near its floor
+    for seed in range(3):
+        code, made, _ = gate(Machine(slow, spread=0.007, seed=seed), verb="selfcheck", cases=["verify"])
+        assert code == Exit.PASS
+        assert {f["verdict"] for f in made["found"]} == {"same"} and len(made["found"]) == len(GATED_CASES)
+
+
+def test_a_program_faster_than_itself_fails_the_selfcheck(gate):
+    assert gate(Machine({**US, "head": 45.0}), verb="selfcheck")[0] == Exit.FAILED
+    assert gate(Machine({**US, "head": 45.0}), verb="gate")[0] == Exit.PASS
+
+
+def test_a_machine_too_noisy_to_tell_is_ambiguous_and_no_pass(gate):
+    code, made, _ = gate(Machine(US, spread=0.1, seed=5))
+    assert code == Exit.AMBIGUOUS and "would not be noticed" in finding(made)["text"]
+
+
+@pytest.mark.parametrize(
+    ("side", "code"),
+    [("head", Exit.FAILED), ("base", Exit.BASELINE_MISSING), ("triton", Exit.INVALID_ENVIRONMENT)],
+)
+def test_a_side_that_cannot_be_measured_has_its_own_exit_code(gate, side, code):
+    got, made, _ = gate(Machine(US, faults={side: ("make", CRASH)}))
+    assert got == code and side in finding(made)["text"]
+
+
+def test_a_hot_gpu_is_an_environment_and_no_verdict(gate):
+    hot = replace(COOL, slowdowns=("HwThermalSlowdown",))
+    assert gate(Machine(US, readings=(COOL, hot)))[0] == Exit.INVALID_ENVIRONMENT
+
+
+def test_a_case_that_lost_its_ratio_to_triton_is_exit_5(gate, checkout):
+    head, _, _ = checkout
+    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
+    code, made, _ = gate(Machine(US))
+    assert code == Exit.BASELINE_MISSING and "bless" in finding(made)["text"]
+
+
+def test_a_baseline_that_the_head_removed_is_exit_5(gate, checkout):
+    _, base, _ = checkout
+    stored("verify", "ffffffffffff", 50.0).dump(base / "perf_baselines")
+    code, made, _ = gate(Machine(US))
+    assert code == Exit.BASELINE_MISSING and any(f["verdict"] == "removed" for f in made["found"])
+
+
+def test_slower_beside_triton_is_red_though_the_base_is_as_slow(gate):
+    slow = {**US, "head": 55.0, "base": 55.0}
+    code, made, _ = gate(Machine(slow))
+    assert code == Exit.FAILED and "faster than Triton" in finding(made)["text"]
+
+
+@pytest.mark.parametrize(("starts", "code"), [(12, Exit.FAILED), (11, Exit.PASS)])
+def test_stored_times_block_with_twelve_starts_and_advise_with_fewer(gate, checkout, starts, code):
+    head, _, _ = checkout
+    stored("verify", FINGERPRINT, 47.0, starts).dump(head / "perf_baselines")
+    got, made, _ = gate(Machine(US))
+    assert got == code
+    assert ("advisory: 11 of 12 machine starts" in finding(made)["cells"]["vs stored"]) == (starts == 11)
+
+
+def test_stored_times_of_another_machine_are_not_compared(gate, checkout):
+    head, _, _ = checkout
+    stored("verify", "ffffffffffff", 30.0).dump(head / "perf_baselines")
+    code, made, _ = gate(Machine(US))
+    assert code == Exit.PASS and "vs stored" not in finding(made)["cells"]
+
+
+def test_small_steps_that_added_up_are_red(gate, checkout):
+    head, _, _ = checkout
+    stored("verify", FINGERPRINT, 49.9, anchor=47.0).dump(head / "perf_baselines")
+    code, made, _ = gate(Machine(US))
+    assert code == Exit.FAILED and "small steps have added up" in finding(made)["text"]
+
+
+@pytest.mark.parametrize(("overdue", "code"), [(0, Exit.PASS), (14, Exit.PASS), (15, Exit.BASELINE_MISSING)])
+def test_stored_times_expire_after_a_grace(gate, checkout, overdue, code):
+    head, _, _ = checkout
+    until = (TODAY - timedelta(days=overdue)).isoformat()
+    stored("verify", FINGERPRINT, 50.0, until=until).dump(head / "perf_baselines")
+    got, made, _ = gate(Machine(US))
+    assert got == code and ("days past" in finding(made)["text"]) == (overdue > 0)
+
+
+def test_faster_than_the_bytes_allow_is_invalid(gate):
+    code, made, _ = gate(Machine({**US, "head": 9.0, "base": 9.0}))
+    assert code == Exit.FAILED and finding(made)["verdict"] == "invalid"
+
+
+def test_an_edited_baseline_is_not_believed(gate, checkout):
+    head, _, _ = checkout
+    path = baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines")
+    path.write_text(path.read_text().replace('"median": 0.004', '"median": 0.008'))
+    code, _, said = gate(Machine(US))
+    assert code == Exit.BASELINE_MISSING and "from the sessions" in said
+
+
+def entry(expires, case=CASE.id):
+    return quarantine.Entry(case, "ann", "noisy", "https://example.org/1", TODAY - timedelta(days=5), expires)
+
+
+def test_a_quarantined_slowdown_is_reported_and_passes_until_it_expires(gate, checkout):
+    *_, entries = checkout
+    entries.append(entry(TODAY))
+    code, made, _ = gate(Machine({**US, "head": 52.5}))
+    assert code == Exit.PASS and finding(made)["verdict"] == "quarantined (regression)"
+    entries[0] = entry(TODAY - timedelta(days=1))
+    assert gate(Machine(US))[0] == Exit.FAILED
+
+
+def test_no_quarantine_excuses_a_wrong_result_or_a_missing_baseline(gate, checkout):
+    head, _, entries = checkout
+    entries.append(entry(TODAY))
+    assert gate(Machine(US, faults={"head": ("prepare", "wrong")}))[0] == Exit.FAILED
+    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
+    assert gate(Machine({**US, "head": 52.5}))[0] == Exit.BASELINE_MISSING
+
+
+def test_a_busy_gpu_is_exit_4_and_its_files_are_written(gate, monkeypatch):
+    def busy(*_):
+        raise InvalidEnvironment("the GPU is busy")
+
+    monkeypatch.setattr(hygiene, "alone", busy)
+    code, made, said = gate(Machine(US))
+    assert code == Exit.INVALID_ENVIRONMENT and made["exit"] == "INVALID_ENVIRONMENT" and "busy" in said
+
+
+def test_a_base_that_is_neither_folder_nor_commit_is_exit_5(gate):
+    code, _, said = gate(Machine(US), "--base", "no-such-commit")
+    assert code == Exit.BASELINE_MISSING and "neither a folder nor a commit" in said
+
+
+def test_the_run_is_kept_as_sessions_that_can_be_blessed(gate, tmp_path):
+    gate(Machine(US, spread=0))
+    runs = {run.metric: run for run in schema.load(tmp_path / "out/sessions.jsonl")}
+    assert runs["verify"].value == pytest.approx(50, rel=0.02) and len(runs["verify"].samples) == 3
+    assert runs["triton_ratio"].value == pytest.approx(0.004, rel=0.02)
+    assert runs["verify"].where.fingerprint == FINGERPRINT
+
+
+def test_explain_shows_every_process_of_a_verdict(gate, tmp_path, capsys):
+    gate(Machine({**US, "head": 52.5}))
+    code = cli.main(["explain", CASE.id, "--from", str(tmp_path / "gate.json")])
+    said = capsys.readouterr().out
+    assert code == Exit.FAILED and "head / base" in said
+    (line,) = [line for line in said.splitlines() if "head / base" in line]
+    assert len([word for word in line.split() if word.endswith("%")]) == 8
