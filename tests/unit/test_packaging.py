@@ -61,7 +61,7 @@ def test_the_build_hook_reads_the_targets_that_the_package_has():
 def test_the_package_imports_without_cuda_bindings_triton_sglang_or_matplotlib():
     code = """
 import sys
-for name in ("cuda", "triton", "sglang", "matplotlib", "jsonschema", "junitparser"):
+for name in ("cuda", "triton", "sglang", "matplotlib", "jsonschema", "pynvml"):
     sys.modules[name] = None
 import treemla, treemla.gate.cli, treemla.gate.bench
 print(*treemla.__all__)

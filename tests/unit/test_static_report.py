@@ -127,7 +127,7 @@ def test_a_missing_and_an_unexpected_kernel_are_problems():
 def test_tools_that_disagree_on_the_kernels_are_an_error(monkeypatch, tmp_path):
     cubin = tmp_path / "sm_90a.cubin"
     cubin.with_suffix(".ptxas.txt").write_text(LOG.replace("'bad'", "'worse'"))
-    monkeypatch.setattr(static, "_cuobjdump", lambda option, _: USAGE if option == "-res-usage" else SASS)
+    monkeypatch.setattr(static, "cuobjdump_says", lambda option, _: USAGE if option == "-res-usage" else SASS)
     with pytest.raises(sass.UnreadableOutput, match="name different kernels"):
         static.report_on(cubin, TARGET, ("good", "bad"))
 
@@ -135,7 +135,7 @@ def test_tools_that_disagree_on_the_kernels_are_an_error(monkeypatch, tmp_path):
 def test_a_report_joins_the_log_the_usage_and_the_instructions(monkeypatch, tmp_path):
     cubin = tmp_path / "sm_90a.cubin"
     cubin.with_suffix(".ptxas.txt").write_text(LOG)
-    monkeypatch.setattr(static, "_cuobjdump", lambda option, _: USAGE if option == "-res-usage" else SASS)
+    monkeypatch.setattr(static, "cuobjdump_says", lambda option, _: USAGE if option == "-res-usage" else SASS)
     report = static.report_on(cubin, TARGET, ("good", "bad"))
     assert report.kernels == (
         static.KernelResources("bad", 255, 32, 8, 256, 2, 3),

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treemla import nvcc, tiles
-from treemla.gate import doctor, layers, sass, static, verbs
+from treemla import tiles
+from treemla.gate import doctor, layers, verbs
 from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
-from treemla.gate.report import table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,9 +64,6 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--out", type=Path, default=Path("build/layouts.jsonl"), help="default: %(default)s")
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.set_defaults(run=run_bench_layouts)
-
-    verb = added.add_parser("static", help="build the cubins and report registers, spills, stack and shared memory")
-    verb.set_defaults(run=run_static)
 
     verb = added.add_parser("doctor", help="what this machine has, what is wrong with it, what to do")
     verb.set_defaults(run=run_doctor)
@@ -129,45 +125,6 @@ def run_bench_layouts(given: argparse.Namespace) -> Exit:
     from treemla.gate import layouts
 
     return layouts.bench_layouts(given.out, given.commit)
-
-
-def run_static(_: argparse.Namespace) -> Exit:
-    try:
-        reports = [static.report(arch) for arch in tiles.TARGETS]
-    except nvcc.NvccMissing as error:
-        raise InvalidEnvironment(str(error)) from error
-    except nvcc.NvccError as error:
-        print(f"FAILED: {error}")
-        return Exit.FAILED
-    headers = [
-        "arch",
-        "kernel",
-        "registers",
-        "spill bytes",
-        "stack bytes",
-        "static smem",
-        "dynamic smem",
-        "instructions",
-    ]
-    rows = [
-        [report.arch, kernel.name, kernel.registers, kernel.spill_bytes, kernel.stack_bytes, kernel.static_shared_bytes,
-         static.dynamic_shared_bytes(kernel.name, tiles.TARGETS[report.arch]), kernel.instructions]
-        for report in reports
-        for kernel in report.kernels
-    ]  # fmt: skip
-    print(table(headers, rows))
-    print("\nInstructions of the loops that use the tensor cores:\n")
-    loops = [
-        [report.arch, kernel.name, *loop.values()]
-        for report in reports
-        for kernel in report.kernels
-        for loop in kernel.loops
-    ]
-    print(table(["arch", "kernel", "all", *sass.CLASSES], loops))
-    problems = [f"{report.arch}: {problem}" for report in reports for problem in report.problems]
-    for problem in problems:
-        print(f"FAILED: {problem}")
-    return Exit.FAILED if problems else Exit.PASS
 
 
 def run_doctor(_: argparse.Namespace) -> Exit:

@@ -50,8 +50,8 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
     """Read one cubin and the log beside it; `expected` are the kernels it must hold."""
     log = nvcc.log_path(cubin).read_text()
     logged, warnings = parse_ptxas_log(log)
-    usage = parse_resource_usage(_cuobjdump("-res-usage", cubin))
-    code = sass.parse_sass(_cuobjdump("-sass", cubin))
+    usage = parse_resource_usage(cuobjdump_says("-res-usage", cubin))
+    code = sass.parse_sass(cuobjdump_says("-sass", cubin))
     if not set(logged) == set(usage) == set(code):
         raise sass.UnreadableOutput(
             f"{cubin}: log, resource usage and SASS name different kernels: "
@@ -132,7 +132,7 @@ def parse_resource_usage(said: str) -> dict[str, dict[str, int]]:
     return {name: {key: int(value) for key, value in re.findall(r"\b([A-Z]+):(\d+)", line)} for name, line in blocks}
 
 
-def _cuobjdump(option: str, cubin: Path) -> str:
+def cuobjdump_says(option: str, cubin: Path) -> str:
     tool = cuobjdump()
     done = subprocess.run([tool, option, cubin], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -30,6 +30,12 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verb = _verb(verbs, "selfcheck", run_selfcheck, "time this checkout beside itself: the gate must say same")
     _measuring(verb)
 
+    verb = _verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
+    verb.add_argument(
+        "--against", metavar="BASE", help='"stored", or a commit or folder that is compiled too: red where it is worse'
+    )
+    verb.add_argument("--bless", metavar="REASON", help="store what the kernels are now")
+
     verb = _verb(verbs, "compare", run_compare, "judge recorded runs beside others")
     verb.add_argument("--base", type=Path, nargs="+", required=True, help="files of runs")
     verb.add_argument("--head", type=Path, nargs="+", required=True, help="files of runs")
@@ -105,6 +111,14 @@ def run_selfcheck(given: argparse.Namespace) -> Findings:
     from treemla.gate.gating import selfcheck
 
     return selfcheck(_chosen(given.case), given.commit, given.wait)
+
+
+def run_static(given: argparse.Namespace) -> Findings:
+    from treemla.gate.static_gate import bless, static_gate
+
+    if given.bless is not None and not given.bless.strip():
+        raise Unusable("--bless: expected a reason")
+    return bless(given.bless) if given.bless else static_gate(given.against)
 
 
 def run_compare(given: argparse.Namespace) -> Findings:

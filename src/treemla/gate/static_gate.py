@@ -1,0 +1,167 @@
+"""`treemla static`: what the compiled kernels are, what is wrong with them, and what became worse. Needs no GPU."""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from treemla import cubins, nvcc, tiles
+from treemla.gate import kernelcode, mix, sass, static, trees
+from treemla.gate.baseline import ROOT, today
+from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
+from treemla.gate.findings import Finding, Findings
+from treemla.gate.kernelcode import KernelCode
+from treemla.gate.report import table
+
+STORED = "stored"
+LEDGER = "static_blessings.jsonl"
+MORE_INSTRUCTIONS = 0.03  # of a loop
+KERNEL_WIDTH = 0.8  # of the mean width of a kernel's accesses, its set-up included
+MUST_NOT_GROW: dict[str, Callable[[KernelCode], int]] = {
+    "registers": lambda code: code.registers,
+    "spilled bytes": lambda code: code.spill_bytes,
+    "stack bytes": lambda code: code.stack_bytes,
+    "shared bytes": lambda code: code.shared_bytes,
+    "barriers": lambda code: code.barriers,
+}
+
+
+def static_gate(against: str | None) -> Findings:
+    """A finding a kernel of both architectures. against: "stored", or a base's commit or folder, which is compiled too.
+
+    InvalidEnvironment without a compiler; BaselineMissing where the base has no source that compiles.
+    """
+    found: list[Finding] = []
+    loops: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        base = trees.find(against, Path(scratch)) if against not in {None, STORED} else None
+        for target in tiles.TARGETS.values():
+            try:
+                report, code = static.report(target.arch), compiled(target)
+            except nvcc.NvccMissing as error:
+                raise InvalidEnvironment(str(error)) from error
+            except (nvcc.NvccError, sass.UnreadableOutput) as error:
+                found.append(Finding(target.arch, "broken", Exit.FAILED, str(error)))
+                continue
+            old = None if against is None else kernelcode.load_all(target.arch) if base is None else _base(base, target)
+            found += judge_all(target, code, old)
+            found += [Finding(f"{target.arch} rule", "broken", Exit.FAILED, problem) for problem in report.problems]
+            loops += [[target.arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
+    shown = table(["arch", "kernel", "all", *sass.CLASSES], loops)
+    return Findings("static", tuple(found), (f"Instructions of the loops that use the tensor cores:\n\n{shown}\n",))
+
+
+def bless(reason: str, root: Path = ROOT) -> Findings:
+    """Store what the sources compile to now, for every architecture, with a line in the ledger."""
+    found = []
+    for target in tiles.TARGETS.values():
+        code, old = compiled(target), kernelcode.load_all(target.arch, root)
+        for name in set(old) - set(code):
+            kernelcode.path_of(target.arch, name, root).unlink()
+        for name, held in code.items():
+            held.dump(root)
+            verdict, _, text = judge(old[name], held) if name in old else ("new", Exit.PASS, "")
+            found.append(Finding(f"{target.arch} {name}", f"blessed ({verdict})", Exit.PASS, text))
+    said = [f"{finding.name}: {finding.text}" for finding in found if finding.text]
+    line = {"date": today().isoformat(), "reason": reason, "compiler": nvcc.version(nvcc.find()), "changes": said}
+    with (root / LEDGER).open("a") as ledger:
+        ledger.write(json.dumps(line, sort_keys=True) + "\n")
+    return Findings("static", tuple(found))
+
+
+def compiled(target: tiles.Target) -> dict[str, KernelCode]:
+    """What this checkout's kernels are: of the cubin that is loaded, and shipped."""
+    return kernelcode.read(cubins.cubin_path(target.arch), target, nvcc.version(nvcc.find()))
+
+
+def _base(tree: Path, target: tiles.Target) -> dict[str, KernelCode]:
+    """Of the base's sources; what the host asks for at launch is this checkout's `tiles`."""
+    try:
+        return kernelcode.read(nvcc.build(tree / "csrc", target.arch), target, nvcc.version(nvcc.find()))
+    except nvcc.NvccMissing:
+        raise
+    except (nvcc.NvccError, OSError) as error:
+        raise BaselineMissing(f"{tree}: its kernels do not compile: {error}") from error
+
+
+def judge_all(
+    target: tiles.Target, code: Mapping[str, KernelCode], old: Mapping[str, KernelCode] | None
+) -> list[Finding]:
+    """Every kernel that is, should be, or was. old: None compares with nothing; a kernel that it lacks is exit 5."""
+    found = []
+    for name in sorted({*target.kernel_names, *code, *(old or {})}):
+        label, before = f"{target.arch} {name}", (old or {}).get(name)
+        if name not in code:
+            expected = name in target.kernel_names
+            verdict = ("missing", Exit.FAILED) if expected else ("stale", Exit.BASELINE_MISSING)
+            text = (
+                "not in the cubin" if expected else "stored, and no longer a kernel: python -m treemla static --bless"
+            )
+            found.append(Finding(label, *verdict, text))
+        elif old is None:
+            found.append(Finding(label, "compiled", Exit.PASS, "", cells(None, code[name])))
+        elif before is None:
+            text = "nothing is stored of it: python -m treemla static --bless"
+            found.append(Finding(label, "no baseline", Exit.BASELINE_MISSING, text, cells(None, code[name])))
+        else:
+            data = {"old": asdict(before), "new": asdict(code[name])} if before.sha256 != code[name].sha256 else {}
+            found.append(Finding(label, *judge(before, code[name]), cells(before, code[name]), data))
+    return found
+
+
+def judge(old: KernelCode, new: KernelCode) -> tuple[str, Exit, str]:
+    """(verdict, exit, what changed and why). The same instructions are the same kernel, whatever was edited."""
+    if old.compiler != new.compiler:
+        text = f"stored of compiler {old.compiler}, this is {new.compiler}: python -m treemla static --bless"
+        return "foreign", Exit.BASELINE_MISSING, text
+    worse = [f"{name} {count(old)} -> {count(new)}" for name, count in MUST_NOT_GROW.items() if count(new) > count(old)]
+    if old.ctas is not None and (new.ctas or 0) < old.ctas:
+        worse.append(f"CTAs an SM {old.ctas} -> {new.ctas}")
+    if len(old.loops) != len(new.loops):
+        worse.append(f"tensor-core loops {len(old.loops)} -> {len(new.loops)}")
+    else:
+        for before, after in zip(old.loops, new.loops, strict=True):
+            worse += worse_loop(before, after)
+    worse += narrower(old.opcodes, new.opcodes, KERNEL_WIDTH)
+    why = mix.difference(old.opcodes, new.opcodes)
+    if worse:
+        return "worse", Exit.FAILED, "; ".join(dict.fromkeys(worse)) + (f" ({why})" if why else "")
+    if old.sha256 == new.sha256:
+        return "same", Exit.PASS, ""
+    return "changed", Exit.PASS, why or "operands or order alone"
+
+
+def worse_loop(old: Mapping[str, int], new: Mapping[str, int]) -> list[str]:
+    """What an iteration of a loop does more of, or in smaller pieces."""
+    before, after = sum(old.values()), sum(new.values())
+    worse = [f"loop of {before} instructions -> {after}"] if after > before * (1 + MORE_INSTRUCTIONS) else []
+    classes = mix.by_class(old), mix.by_class(new)
+    for name in ("tensor", "barrier", "bulk copy"):
+        few, many = (held.get(name, 0) for held in classes)
+        if many > few:
+            worse.append(f"{name} in a loop {few} -> {many}")
+    return worse + narrower(old, new, 1.0)
+
+
+def narrower(old: Mapping[str, int], new: Mapping[str, int], least: float) -> list[str]:
+    """More memory accesses whose mean width fell below `least` of what it was, and local memory that was not there."""
+    worse = []
+    for name in (*mix.ACCESSES.values(), *mix.MATRICES.values()):
+        (few, before), (many, after) = mix.accesses(old, name), mix.accesses(new, name)
+        if name.startswith("local"):
+            if many and not few:
+                worse.append(f"{name} instructions 0 -> {many}")
+        elif many > few and after < least * before:
+            unit = "bits" if name in mix.ACCESSES.values() else "matrices"
+            worse.append(f"{name} narrower: {few} of {before:.4g} {unit} -> {many} of {after:.4g}")
+    return worse
+
+
+def cells(old: KernelCode | None, new: KernelCode) -> dict[str, str]:
+    def moved(count: Callable[[KernelCode], int | None]) -> str:
+        before, after = count(old) if old else None, count(new)
+        return str(after) if before in {None, after} else f"{before} -> {after}"
+
+    held = {name: moved(count) for name, count in MUST_NOT_GROW.items()}
+    return {**held, "CTAs an SM": moved(lambda c: c.ctas), "instructions": moved(lambda c: c.instructions)}
