@@ -89,3 +89,8 @@ def test_markdown_stays_below_what_github_takes():
     made = Findings("gate", tuple(Finding(f"case-{n}", "regression", Exit.FAILED, "x" * 90) for n in range(2000)))
     text = made.as_markdown()
     assert len(text) < MAX_MARKDOWN + 100 and text.endswith("has the rest)\n")
+
+
+def test_a_table_in_a_note_keeps_its_lines():
+    text = Findings("gate", (SAME,), ("Loops:\n\na  b\n-  -\n1  ```\n",)).as_markdown()
+    assert "<details><summary>Loops:</summary>\n\n```text\na  b\n-  -\n1  '''\n```\n\n</details>" in text

@@ -128,6 +128,15 @@ def test_missing_new_and_stale_kernels_are_no_pass():
     assert {code for _, code in verdicts(held, {}).values()} == {Exit.BASELINE_MISSING}
 
 
+def test_a_broken_rule_is_red_at_the_kernel_that_it_names():
+    found = static_gate.judge_all(TARGET, kernels(), kernels())
+    names = [finding.name.split()[1] for finding in found]
+    problems = [f"{names[3]}: spills 8 bytes", f"ptxas warning: spilled in function '{names[3]}'", "warning: something"]
+    made = {f.name: f for f in static_gate.broken("sm_120a", problems, found)}
+    assert {name for name, f in made.items() if f.exit is Exit.FAILED} == {f"sm_120a {names[3]}", "sm_120a"}
+    assert made[f"sm_120a {names[3]}"].text == "; ".join(problems[:2])
+
+
 def test_what_is_stored_loads_as_it_was_and_as_the_schema_says(tmp_path):
     OLD.dump(tmp_path)
     assert kernelcode.load_all("sm_120a", tmp_path) == {"k": OLD}

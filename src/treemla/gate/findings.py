@@ -115,7 +115,7 @@ class Findings:
         ]
         wrong = [f"* {escape(f.name)}: {escape(f.text)}" for f in self.gravest_first if f.exit is not Exit.PASS]
         lines = [MARKER, f"### {SIGNS.get(self.exit, '❌')} {escape(self.verdict)}", ""]
-        lines += [*head, *rows[:MAX_ROWS], "", *wrong, "", *(escape(note) for note in self.notes)]
+        lines += [*head, *rows[:MAX_ROWS], "", *wrong, "", *map(_note, self.notes)]
         if len(rows) > MAX_ROWS:
             lines += ["", "<details><summary>all cases</summary>", "", *head, *rows[MAX_ROWS:], "", "</details>"]
         text = "\n".join(lines) + "\n"
@@ -129,6 +129,15 @@ class Findings:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(made())
+
+
+def _note(text: str) -> str:
+    """A sentence as it is; a table behind a fold, each line as it is."""
+    title, _, rest = text.partition("\n")
+    if not rest:
+        return escape(text)
+    fenced = rest.strip("\n").replace("`", "'")
+    return f"<details><summary>{escape(title)}</summary>\n\n```text\n{fenced}\n```\n\n</details>"
 
 
 def escape(text: str) -> str:

@@ -1,16 +1,18 @@
 """`treemla static`: what the compiled kernels are, what is wrong with them, and what became worse. Needs no GPU."""
 
 import json
+import re
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from treemla import cubins, nvcc, tiles
-from treemla.gate import kernelcode, mix, sass, static, trees
+from treemla.gate import bound, kernelcode, mix, sass, schema, static, trees
 from treemla.gate.baseline import ROOT, today
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
+from treemla.gate.fingerprint import REPO
 from treemla.gate.kernelcode import KernelCode
 from treemla.gate.report import table
 
@@ -34,22 +36,45 @@ def static_gate(against: str | None) -> Findings:
     """
     found: list[Finding] = []
     loops: list[list[object]] = []
+    code: dict[str, dict[str, KernelCode]] = {}
+    before: dict[str, dict[str, KernelCode]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        base = trees.find(against, Path(scratch)) if against not in {None, STORED} else None
-        for target in tiles.TARGETS.values():
+        base = None if against in {None, STORED} else trees.find(str(against), Path(scratch))
+        for arch, target in tiles.TARGETS.items():
             try:
-                report, code = static.report(target.arch), compiled(target)
+                report, code[arch] = static.report(arch), compiled(target)
             except nvcc.NvccMissing as error:
                 raise InvalidEnvironment(str(error)) from error
             except (nvcc.NvccError, sass.UnreadableOutput) as error:
-                found.append(Finding(target.arch, "broken", Exit.FAILED, str(error)))
+                found.append(Finding(arch, "broken", Exit.FAILED, str(error)))
                 continue
-            old = None if against is None else kernelcode.load_all(target.arch) if base is None else _base(base, target)
-            found += judge_all(target, code, old)
-            found += [Finding(f"{target.arch} rule", "broken", Exit.FAILED, problem) for problem in report.problems]
-            loops += [[target.arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
-    shown = table(["arch", "kernel", "all", *sass.CLASSES], loops)
-    return Findings("static", tuple(found), (f"Instructions of the loops that use the tensor cores:\n\n{shown}\n",))
+            if against:
+                before[arch] = _base(base, target) if base else kernelcode.load_all(arch)
+            found += broken(arch, report.problems, judge_all(target, code[arch], before.get(arch)))
+            loops += [[arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
+    notes = [f"Loops that use the tensor cores:\n\n{table(['arch', 'kernel', 'all', *sass.CLASSES], loops)}\n"]
+    if len(code) == len(tiles.TARGETS):
+        found += bound.slowed(before, code, measured())
+        notes.append(f"What the instructions allow, by a model of one tile:\n\n{bound.shown(code, measured())}\n")
+    return Findings("static", tuple(found), tuple(notes))
+
+
+def broken(arch: str, problems: Sequence[str], found: Sequence[Finding]) -> list[Finding]:
+    """The findings, red where `static`'s rules hold a problem that names the kernel; one of its own for any other."""
+    left, made = list(problems), []
+    for finding in found:
+        name = finding.name.split()[-1]
+        mine = [problem for problem in left if re.search(rf"\b{name}\b", problem)]
+        left = [problem for problem in left if problem not in mine]
+        text = "; ".join([*mine, *filter(None, [finding.text])])
+        made.append(replace(finding, verdict="broken", exit=Exit.FAILED, text=text) if mine else finding)
+    return [*made, *(Finding(arch, "broken", Exit.FAILED, problem) for problem in left)]
+
+
+def measured() -> list[schema.Measurement]:
+    """The newest committed times of kernels."""
+    files = sorted((REPO / "docs/measured").glob("*-gpu-perf.jsonl"))
+    return schema.load(files[-1]) if files else []
 
 
 def bless(reason: str, root: Path = ROOT) -> Findings:
