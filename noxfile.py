@@ -36,10 +36,13 @@ def check(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff and mypy."""
+    """Ruff and mypy; the workflows' schema and zizmor's rules."""
     run(session, "ruff", "check")
     run(session, "ruff", "format", "--check")
     run(session, "mypy")
+    workflows = [str(path) for path in sorted(Path(".github/workflows").glob("*.yml"))]
+    run(session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run(str(ENVIRONMENT / "bin/zizmor"), "--offline", *workflows, external=True)
 
 
 @nox.session
@@ -117,6 +120,18 @@ def selfcheck(session: nox.Session) -> None:
     run(session, "treemla", "selfcheck", *session.posargs)
 
 
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Planted faults that the suites of a CPU must notice."""
+    run_file(session, "tests/mutants/run.py", *session.posargs)
+
+
+@nox.session(name="gpu-mutants")
+def gpu_mutants(session: nox.Session) -> None:
+    """Planted faults of the kernels that the suites of a GPU must notice."""
+    run_file(session, "tests/mutants/run.py", "--device", "cuda", "--jobs", "8", *session.posargs)
+
+
 @nox.session(name="gpu-e2e")
 def gpu_e2e(session: nox.Session) -> None:
     """SGLang's real Engine with dummy weights: the same answers with treemla as with Triton, and how fast."""
@@ -142,6 +157,13 @@ def run(session: nox.Session, module: str, *arguments: str, paths: tuple[str, ..
     search = os.pathsep.join(("src", *paths))
     session.log(f"plain command: PYTHONPATH={search} python -m {shlex.join([module, *arguments])}")
     session.run(PYTHON, "-m", module, *arguments, env={**os.environ, "PYTHONPATH": search}, external=True)
+
+
+def run_file(session: nox.Session, *command: str) -> None:
+    """Run a Python file of this checkout in the shared environment."""
+    install()
+    session.log(f"plain command: PYTHONPATH=src python {shlex.join(command)}")
+    session.run(PYTHON, *command, env={**os.environ, "PYTHONPATH": "src"}, external=True)
 
 
 def sglang_beside(version: str) -> str:
