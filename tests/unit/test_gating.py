@@ -10,7 +10,7 @@ from fake_sides import COOL, CRASH, FINGERPRINT, HERE, Machine
 
 from treemla.gate import baseline, cli, gating, hygiene, quarantine, schema
 from treemla.gate.baseline import Baseline, Session
-from treemla.gate.cases import GATED_CASES
+from treemla.gate.cases import GATED_CASES, chosen
 from treemla.gate.exits import Exit, InvalidEnvironment
 
 TODAY = date(2026, 12, 1)
@@ -54,10 +54,10 @@ def gate(monkeypatch, checkout, tmp_path, capsys):
         monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
         monkeypatch.setattr(gating.hygiene, "lease", lambda *_: nullcontext())
         monkeypatch.setattr(gating, "Worker", lambda make, metric, source: machine.start(source.parent.name))
-        chosen = [part for case in cases for part in ("--case", case)]
+        asked = [part for case in cases for part in ("--case", case)]
         named = [] if verb == "selfcheck" else ["--base", str(base), "--out", str(tmp_path / "out")]
         out = tmp_path / "gate.json"
-        code = cli.main([verb, *named, *chosen, "--json", str(out), *arguments])
+        code = cli.main([verb, *named, *asked, "--json", str(out), *arguments])
         return code, json.loads(out.read_text()), capsys.readouterr().out
 
     return gate
@@ -141,6 +141,15 @@ def test_stored_times_block_with_twelve_starts_and_advise_with_fewer(gate, check
     got, made, _ = gate(Machine(US))
     assert got == code
     assert ("advisory: 11 of 12 machine starts" in finding(made)["cells"]["vs stored"]) == (starts == 11)
+
+
+def test_fp8_rows_are_not_held_to_a_kernel_that_rounds_more(gate, checkout):
+    head, _, _ = checkout
+    fp8 = next(case for case in GATED_CASES if case.fp8_kv)
+    baseline.path_of("triton_ratio", "sm_90", fp8.id, head / "perf_baselines").unlink()
+    code, made, _ = gate(Machine(US), cases=[fp8.id])
+    assert code == Exit.PASS and set(finding(made, fp8.id)["data"]["us"]) == {"head", "base"}
+    assert gate(Machine({**US, "head": 52.5}), cases=[fp8.id])[0] == Exit.FAILED
 
 
 def test_stored_times_of_another_machine_are_not_compared(gate, checkout):
@@ -229,3 +238,13 @@ def test_explain_shows_every_process_of_a_verdict(gate, tmp_path, capsys):
     assert code == Exit.FAILED and "head / base" in said
     (line,) = [line for line in said.splitlines() if "head / base" in line]
     assert len([word for word in line.split() if word.endswith("%")]) == 8
+
+
+def test_an_id_chooses_its_case_alone_and_a_part_of_ids_all_of_them():
+    ids = [case.id for case in GATED_CASES]
+    fp8 = next(case for case in GATED_CASES if case.fp8_kv)
+    plain = replace(fp8, fp8_kv=False)
+    assert [case.id for case in chosen(GATED_CASES, [plain.id])] == [plain.id]
+    assert [case.id for case in chosen(GATED_CASES, ["-c65536-t9"])] == [i for i in ids if "-c65536-t9" in i]
+    assert [case.id for case in chosen(GATED_CASES, None)] == ids and len(set(ids)) == len(ids) <= 12
+    assert chosen(GATED_CASES, ["no such"]) == []

@@ -17,7 +17,7 @@ CASE = GATED_CASES[0]
 
 
 def run(machine, cases=(CASE,), unsettled=lambda *_: False, sides=SIDES, seed=1):
-    return pairs.run(cases, sides, machine.start, unsettled, seed=seed)
+    return pairs.run(dict.fromkeys(cases, sides), machine.start, unsettled, seed=seed)
 
 
 def test_drift_of_the_machine_is_no_ratio():
@@ -38,6 +38,13 @@ def test_each_launch_has_new_processes_and_all_are_ended(monkeypatch):
     run(machine, GATED_CASES[:2])
     assert machine.started == list(SIDES) * 3
     assert all(side.stopped for side in made)
+
+
+def test_a_case_is_measured_by_its_sides_alone():
+    two, three = GATED_CASES[:2]
+    taken = pairs.run({two: SIDES[:2], three: SIDES}, Machine(SAME).start, lambda *_: False)
+    assert set(taken[two.id].launches[0].us) == {"head", "base"}
+    assert set(taken[three.id].launches[0].us) == set(SIDES)
 
 
 def test_only_unsettled_cases_are_measured_in_all_processes():

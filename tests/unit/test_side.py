@@ -174,7 +174,7 @@ def test_two_trees_are_timed_in_processes_of_their_own(tmp_path, monkeypatch):
 
     for sides, problem in ((("head", "base"), None), (("wrong",), "wrong")):
         taken = {CASE.id: pairs.Taken()}
-        pairs.launch([CASE], sides, start, random.Random(0), taken)
+        pairs.launch({CASE: sides}, start, random.Random(0), taken)
         held = taken[CASE.id]
         assert (held.problem and held.problem.side) == problem
         assert len(held.launches) == (problem is None)

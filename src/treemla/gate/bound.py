@@ -68,7 +68,7 @@ def predict(case: VerifyCase, gpu: Gpu, code: Mapping[str, KernelCode]) -> Predi
     """With the target's default kernel; None where its loops are not those that TILES describes."""
     path = tiles.TARGETS[gpu.arch].paths[0]
     blocks, rows = path.row_blocks(VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size))
-    kernel, tile = code.get(path.kernel_name(rows)), TILES.get(path.name)
+    kernel, tile = code.get(path.kernel_name(rows, case.fp8_kv)), TILES.get(path.name)
     if kernel is None or tile is None or len(kernel.loops) != len(tile.warps):
         return None
     parts = tiles.num_parts(blocks, gpu.multiprocessors)

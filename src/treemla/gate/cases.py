@@ -1,5 +1,6 @@
 """What the performance layers measure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -85,4 +86,16 @@ GATED_CASES = (  # what blocks a change: few, so that noise in one of many does 
     _case(8, 16384, 9, 64),
     _case(32, 4096, 9, 8),
     VerifyCase((65536, 16384, 4096, 512), 9, 8),
+    _case(1, 65536, 9, 8, fp8_kv=True),
+    _case(8, 16384, 9, 8, fp8_kv=True),
 )
+
+
+def chosen(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:
+    """All without texts; else those whose id one of the texts is, or is part of. An id chooses its case alone."""
+    ids = {case.id for case in cases}
+    return [
+        case
+        for case in cases
+        if not texts or any(text == case.id or (text not in ids and text in case.id) for text in texts)
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treemla import tiles
 from treemla.gate import doctor, layers, verbs
-from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase
+from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase, chosen
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
 
@@ -89,23 +89,23 @@ def run_test(given: argparse.Namespace) -> Exit:
 def run_bench(given: argparse.Namespace) -> Exit:
     from treemla.gate.bench import bench
 
-    chosen = chosen_cases(WARM_CASES if given.warm else CASES, given.case)
-    return bench(chosen, given.out, given.commit, path=given.path, warm=given.warm) if chosen else Exit.USAGE
+    cases = chosen_cases(WARM_CASES if given.warm else CASES, given.case)
+    return bench(cases, given.out, given.commit, path=given.path, warm=given.warm) if cases else Exit.USAGE
 
 
 def run_peers(given: argparse.Namespace) -> Exit:
     from treemla.gate.peers_bench import bench_peers
 
-    chosen = chosen_cases(PEER_CASES, given.case)
-    return bench_peers(chosen, given.out, given.commit) if chosen else Exit.USAGE
+    cases = chosen_cases(PEER_CASES, given.case)
+    return bench_peers(cases, given.out, given.commit) if cases else Exit.USAGE
 
 
 def chosen_cases(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:
     """Those whose id contains one of the texts, all without texts; where there is none, say so."""
-    chosen = [case for case in cases if not texts or any(text in case.id for text in texts)]
-    if not chosen:
+    found = chosen(cases, texts)
+    if not found:
         print(f"--case: expected part of one of {', '.join(case.id for case in cases)}, got {texts}", file=sys.stderr)
-    return chosen
+    return found
 
 
 def run_bench_slots(given: argparse.Namespace) -> Exit:

@@ -7,7 +7,8 @@ from treemla.gate.judge import percent
 
 def explain(findings: Findings, case: str) -> Findings:
     """The findings whose names contain `case`, each with the figures it rests on as notes. Their exits are kept."""
-    chosen = tuple(finding for finding in findings.found if case in finding.name)
+    exact = tuple(finding for finding in findings.found if case == finding.name)
+    chosen = exact or tuple(finding for finding in findings.found if case in finding.name)
     if not chosen:
         names = ", ".join(finding.name for finding in findings.found)
         return Findings("explain", (Finding(case, "unknown", Exit.USAGE, f"expected part of one of {names}"),))

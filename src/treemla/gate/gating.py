@@ -70,16 +70,23 @@ def beside(
     wait_s: float,
 ) -> tuple[Findings, list[schema.Measurement]]:
     """Measure and judge; the findings, and this run as sessions that a baseline can be made of."""
-    known = {case.id: known_of(case, sides, here) for case in cases}
+    plan = {case: [side for side in sides if takes(side, case)] for case in cases}
+    known = {case.id: known_of(case, mine, here) for case, mine in plan.items()}
+    by_id = {case.id: mine for case, mine in plan.items()}
     sources = {side: trees.join(base_tree if side == BASE else REPO, scratch / side) for side in sides}
 
     def start(side: str) -> pairs.Process:
         return Worker(Side, METRICS[side], source=sources[side])
 
     with hygiene.lease(here.uuid, wait_s), hygiene.alone(here.gauge):
-        taken = pairs.run(cases, sides, start, lambda case, held: unsettled(held, sides, known[case]))
-    found = tuple(judge(case.id, taken[case.id], sides, known[case.id]) for case in cases)
-    return Findings("gate", found, notes(taken, here)), sessions_of(taken, sides, here)
+        taken = pairs.run(plan, start, lambda case, held: unsettled(held, by_id[case], known[case]))
+    found = tuple(judge(case, taken[case], mine, known[case]) for case, mine in by_id.items())
+    return Findings("gate", found, notes(taken, here)), sessions_of(taken, by_id, here)
+
+
+def takes(side: str, case: VerifyCase) -> bool:
+    """Over fp8 rows SGLang's kernel rounds queries and weights too, which is another result."""
+    return side != PEER or not case.fp8_kv
 
 
 def this_machine(commit: str | None) -> Here:
@@ -118,7 +125,7 @@ def known_of(case: VerifyCase, sides: Sequence[str], here: Here) -> Known:
     """What is stored for a case on this machine. BrokenBaseline where it cannot be trusted."""
     return Known(
         ratio=baseline.find("triton_ratio", str(here.where.arch), case.id) if PEER in sides else None,
-        stored=baseline.find("verify", str(here.where.fingerprint), case.id) if PEER in sides else None,
+        stored=baseline.find("verify", str(here.where.fingerprint), case.id),
         floor_us=roofline.floors_us(here.where.gpu, [case]).get(case.id),
         today=baseline.today(),
     )
@@ -135,14 +142,16 @@ def notes(taken: Mapping[str, pairs.Taken], here: Here) -> tuple[str, ...]:
     )
 
 
-def sessions_of(taken: Mapping[str, pairs.Taken], sides: Sequence[str], here: Here) -> list[schema.Measurement]:
+def sessions_of(
+    taken: Mapping[str, pairs.Taken], sides: Mapping[str, Sequence[str]], here: Here
+) -> list[schema.Measurement]:
     """What was measured of the head, a value a process, as data."""
     made = []
     for case, held in taken.items():
         if held.problem is None and held.launches:
             measurement = partial(schema.Measurement.of, where=here.where)
             made.append(measurement(case, "verify", "us", held.us(pairs.HEAD)))
-            if PEER in sides:
+            if PEER in sides[case]:
                 ratios = [launch.us[pairs.HEAD] / launch.us[PEER] for launch in held.launches]
                 made.append(measurement(case, "triton_ratio", "ratio", ratios))
     return made

@@ -109,8 +109,8 @@ def parse_barriers(log: str) -> dict[str, int]:
 
 def threads(name: str, target: tiles.Target) -> int | None:
     """Of a block of the kernel; None for one that treemla does not launch."""
-    by_verify = {path.kernel_name(rows): path.threads for path in target.paths for rows in path.block_heights}
-    return by_verify.get(name, THREADS.get(name))
+    held = target.verify_kernels.get(name)
+    return held[0].threads if held else THREADS.get(name)
 
 
 def ctas(arch: str, block_threads: int | None, registers: int, shared_bytes: int) -> int | None:

@@ -30,6 +30,7 @@ class Process(Protocol):
 
 
 Start = Callable[[str], Process]  # from the name of a side
+Plan = Mapping[VerifyCase, Sequence[str]]  # the sides of each case
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ class Taken:
 
 
 def run(
-    cases: Sequence[VerifyCase],
-    sides: Sequence[str],
+    plan: Plan,
     start: Start,
     unsettled: Callable[[str, Taken], bool],
     rule: Rule = RULE,
@@ -79,36 +79,30 @@ def run(
 ) -> dict[str, Taken]:
     """{case id: what was measured}: `rule.first` launches of all cases, the others of those that are `unsettled`."""
     chance = random.Random(seed)
-    taken = {case.id: Taken() for case in cases}
+    taken = {case.id: Taken() for case in plan}
     for number in range(rule.most):
-        left = [case for case in cases if taken[case.id].problem is None]
+        left = {case: sides for case, sides in plan.items() if taken[case.id].problem is None}
         if number >= rule.first:
-            left = [case for case in left if unsettled(case.id, taken[case.id])]
+            left = {case: sides for case, sides in left.items() if unsettled(case.id, taken[case.id])}
         if not left:
             break
         print(
             f"process {number + 1} of {rule.first if number < rule.first else rule.most}: {len(left)} cases", flush=True
         )
-        launch(left, sides, start, chance, taken)
+        launch(left, start, chance, taken)
     return taken
 
 
-def launch(
-    cases: Sequence[VerifyCase],
-    sides: Sequence[str],
-    start: Start,
-    chance: random.Random,
-    taken: Mapping[str, Taken],
-) -> None:
-    """New processes, one a side; each case in all of them. Adds to `taken`."""
-    workers = {side: start(side) for side in sides}
+def launch(plan: Plan, start: Start, chance: random.Random, taken: Mapping[str, Taken]) -> None:
+    """New processes, one a side; each case in those of its sides. Adds to `taken`."""
+    workers = {side: start(side) for side in dict.fromkeys(side for sides in plan.values() for side in sides)}
     try:
         problem = _first_problem(workers)  # none where all could be made
-        for case in cases:
-            held = taken[case.id]
-            held.problem = problem or _prepare(workers, case)
+        for case, sides in plan.items():
+            held, mine = taken[case.id], {side: workers[side] for side in sides}
+            held.problem = problem or _prepare(mine, case)
             if held.problem is None:
-                made = _measure(workers, chance)
+                made = _measure(mine, chance)
                 if isinstance(made, Launch):
                     held.launches.append(made)
                 else:

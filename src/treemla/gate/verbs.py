@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treemla.gate import schema
 from treemla.gate.baseline import BrokenBaseline, today
-from treemla.gate.cases import GATED_CASES, VerifyCase
+from treemla.gate.cases import GATED_CASES, VerifyCase, chosen
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 
@@ -181,10 +181,10 @@ def run_report(given: argparse.Namespace) -> Findings:
 
 
 def _chosen(texts: Sequence[str] | None) -> list[VerifyCase]:
-    chosen = [case for case in GATED_CASES if not texts or any(text in case.id for text in texts)]
-    if not chosen:
+    found = chosen(GATED_CASES, texts)
+    if not found:
         raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in GATED_CASES)}, got {texts}")
-    return chosen
+    return found
 
 
 def _runs(paths: Sequence[Path]) -> list[schema.Measurement]:
