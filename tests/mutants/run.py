@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 CHECKOUT = Path(__file__).parents[2]
-COPIED = ("src", "tests", "csrc", "pyproject.toml")
+COPIED = ("src", "tests", "csrc", ".ci", ".github", "noxfile.py", "pyproject.toml")
 INVALID_ENVIRONMENT = 4
 PASSED, TESTS_FAILED = 0, 1  # pytest's exit codes; any other is an accident that proves nothing
 

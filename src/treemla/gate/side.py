@@ -12,6 +12,9 @@ from treemla.gate.inputs import Inputs, make_inputs
 from treemla.gate.measure import LayerGraph
 from treemla.gate.peers import BY_METRIC, Layers
 
+BLOCK_US = 30_000.0  # of a slow kernel, which needs no more
+MIN_REPLAYS = 3
+
 
 class Timer(Protocol):
     def sample_us(self, replays: int) -> list[float]: ...
@@ -56,13 +59,15 @@ class Side:
         layers = self.layers_of(inputs)
         if problem := inputs.error_of(layers[-1](), None):
             return problem
-        self.held = inputs, layers, self.timer_of(layers)
+        timer = self.timer_of(layers)
+        self.fit = int(BLOCK_US / (min(timer.sample_us(1)) * len(layers)))
+        self.held = inputs, layers, timer
         self.last_checksum = 0
         return ""
 
     def block(self, replays: int, seed: int) -> Block:
-        """Time so many replays on queries made from `seed`. Unproven unless the output they left is new, and has the
-        bits of an untimed run on the same queries.
+        """Time at most so many replays, fewer of a slow kernel, on queries made from `seed`. Unproven unless the output
+        they left is new, and has the bits of an untimed run on the same queries.
         """
         if self.held is None:
             raise RuntimeError("block: expected a prepared case")
@@ -71,7 +76,7 @@ class Side:
         out = layers[-1]()
         out.fill_(torch.nan)
         before = self.gauge.read() if self.gauge else None
-        samples = timer.sample_us(replays)
+        samples = timer.sample_us(max(min(replays, self.fit), MIN_REPLAYS))
         after = self.gauge.read() if self.gauge else None
         left = checksum(out)
         out.fill_(torch.nan)
