@@ -70,10 +70,10 @@ def test_a_kernel_of_another_shape_is_not_predicted():
     assert bound.predict(CASE, PRO, {}) is None
 
 
-def times(factor):
+def times(factor, metric="verify"):
     """What the model predicts for the H200, times a factor, as measurements."""
     return [
-        schema.Measurement.of(case.id, "verify", "us", [factor * bound.predict(case, H200, code()["sm_90a"]).us], WHERE)
+        schema.Measurement.of(case.id, metric, "us", [factor * bound.predict(case, H200, code()["sm_90a"]).us], WHERE)
         for case in GATED_CASES
     ]
 
@@ -81,6 +81,12 @@ def times(factor):
 def test_the_error_is_that_of_the_median_case():
     assert bound.median_error(bound.errors(times(1.25), code())) == pytest.approx(0.2)
     assert bound.median_error({}) is None
+
+
+def test_only_times_of_the_kernel_that_the_gpu_takes_unasked_count():
+    assert bound.errors(times(1.0, "verify_wgmma"), code()) == bound.errors(times(1.0), code())
+    for other in ("verify_mma", "plan", "triton"):
+        assert bound.errors(times(1.0, other), code()) == {}
 
 
 def test_only_a_model_that_is_near_is_red():

@@ -73,8 +73,8 @@ def broken(arch: str, problems: Sequence[str], found: Sequence[Finding]) -> list
 
 def measured() -> list[schema.Measurement]:
     """The newest committed times of kernels."""
-    files = sorted((REPO / "docs/measured").glob("*-gpu-perf.jsonl"))
-    return schema.load(files[-1]) if files else []
+    files = [schema.load(path) for path in (REPO / "docs/measured").glob("*-gpu-perf.jsonl")]
+    return max(files, key=lambda runs: runs[0].where.date, default=[])
 
 
 def bless(reason: str, root: Path = ROOT) -> Findings:
