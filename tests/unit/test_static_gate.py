@@ -128,6 +128,13 @@ def test_missing_new_and_stale_kernels_are_no_pass():
     assert {code for _, code in verdicts(held, {}).values()} == {Exit.BASELINE_MISSING}
 
 
+def test_kernels_that_a_base_lacks_or_had_are_named_and_pass():
+    held, first, *_ = kernels(), *TARGET.kernel_names
+    base = {**{name: code for name, code in held.items() if name != first}, "gone": replace(OLD, kernel="gone")}
+    made = {f.name.split()[1]: (f.verdict, f.exit) for f in static_gate.judge_all(TARGET, held, base, stored=False)}
+    assert made[first] == ("new", Exit.PASS) and made["gone"] == ("removed", Exit.PASS)
+
+
 def test_a_broken_rule_is_red_at_the_kernel_that_it_names():
     found = static_gate.judge_all(TARGET, kernels(), kernels())
     names = [finding.name.split()[1] for finding in found]

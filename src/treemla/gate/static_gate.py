@@ -50,7 +50,7 @@ def static_gate(against: str | None) -> Findings:
                 continue
             if against:
                 before[arch] = _base(base, target) if base else kernelcode.load_all(arch)
-            found += broken(arch, report.problems, judge_all(target, code[arch], before.get(arch)))
+            found += broken(arch, report.problems, judge_all(target, code[arch], before.get(arch), stored=base is None))
             loops += [[arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
     notes = [f"Loops that use the tensor cores:\n\n{table(['arch', 'kernel', 'all', *sass.CLASSES], loops)}\n"]
     if len(code) == len(tiles.TARGETS):
@@ -111,15 +111,18 @@ def _base(tree: Path, target: tiles.Target) -> dict[str, KernelCode]:
 
 
 def judge_all(
-    target: tiles.Target, code: Mapping[str, KernelCode], old: Mapping[str, KernelCode] | None
+    target: tiles.Target, code: Mapping[str, KernelCode], old: Mapping[str, KernelCode] | None, *, stored: bool = True
 ) -> list[Finding]:
-    """Every kernel that is, should be, or was. old: None compares with nothing; a kernel that it lacks is exit 5."""
+    """Every kernel that is, should be, or was. old: None compares with nothing. stored: `old` is what was blessed, which
+    must name the same kernels; a base's may differ.
+    """
+    unnamed = Exit.BASELINE_MISSING if stored else Exit.PASS
     found = []
     for name in sorted({*target.kernel_names, *code, *(old or {})}):
         label, before = f"{target.arch} {name}", (old or {}).get(name)
         if name not in code:
             expected = name in target.kernel_names
-            verdict = ("missing", Exit.FAILED) if expected else ("stale", Exit.BASELINE_MISSING)
+            verdict = ("missing", Exit.FAILED) if expected else ("stale" if stored else "removed", unnamed)
             text = (
                 "not in the cubin" if expected else "stored, and no longer a kernel: python -m treemla static --bless"
             )
@@ -127,8 +130,8 @@ def judge_all(
         elif old is None:
             found.append(Finding(label, "compiled", Exit.PASS, "", cells(None, code[name])))
         elif before is None:
-            text = "nothing is stored of it: python -m treemla static --bless"
-            found.append(Finding(label, "no baseline", Exit.BASELINE_MISSING, text, cells(None, code[name])))
+            text = "nothing is stored of it: python -m treemla static --bless" if stored else ""
+            found.append(Finding(label, "no baseline" if stored else "new", unnamed, text, cells(None, code[name])))
         else:
             data = {"old": asdict(before), "new": asdict(code[name])} if before.sha256 != code[name].sha256 else {}
             found.append(Finding(label, *judge(before, code[name]), cells(before, code[name]), data))
