@@ -1,6 +1,7 @@
 """The whole gate on made-up times: planted changes, missing baselines, troubled machines, and their exit codes."""
 
 import json
+import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date, timedelta
@@ -8,7 +9,7 @@ from datetime import date, timedelta
 import pytest
 from fake_sides import COOL, CRASH, FINGERPRINT, HERE, Machine
 
-from treemla.gate import baseline, cli, gating, hygiene, quarantine, schema
+from treemla.gate import baseline, cli, gating, hygiene, quarantine, schema, trees
 from treemla.gate.baseline import Baseline, Session
 from treemla.gate.cases import GATED_CASES, chosen
 from treemla.gate.exits import Exit, InvalidEnvironment
@@ -216,6 +217,15 @@ def test_a_busy_gpu_is_exit_4_and_its_files_are_written(gate, monkeypatch):
     monkeypatch.setattr(hygiene, "alone", busy)
     code, made, said = gate(Machine(US))
     assert code == Exit.INVALID_ENVIRONMENT and made["exit"] == "INVALID_ENVIRONMENT" and "busy" in said
+
+
+def test_a_base_may_be_a_commit_of_this_checkout(gate, checkout, monkeypatch):
+    head, _, _ = checkout
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "base"]):
+        subprocess.run(["git", "-C", str(head), *command], check=True)
+    monkeypatch.setattr(trees, "REPO", head)
+    assert gate(Machine(US), "--base", "HEAD")[0] == Exit.PASS
 
 
 def test_a_base_that_is_neither_folder_nor_commit_is_exit_5(gate):

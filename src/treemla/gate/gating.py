@@ -73,7 +73,7 @@ def beside(
     plan = {case: [side for side in sides if takes(side, case)] for case in cases}
     known = {case.id: known_of(case, mine, here) for case, mine in plan.items()}
     by_id = {case.id: mine for case, mine in plan.items()}
-    sources = {side: trees.join(base_tree if side == BASE else REPO, scratch / side) for side in sides}
+    sources = {side: trees.join(base_tree if side == BASE else REPO, scratch / "joined" / side) for side in sides}
 
     def start(side: str) -> pairs.Process:
         return Worker(Side, METRICS[side], source=sources[side])

@@ -37,7 +37,7 @@ def find(base: str, scratch: Path) -> Path:
             f"--base {base}: neither a folder nor a commit of this checkout ({said}); "
             "where there is no git history, give the folder of an unpacked base"
         ) from None
-    unpacked = scratch / "base"
+    unpacked = scratch / "unpacked"
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
         archive.extractall(unpacked, filter="data")
     library(unpacked)
