@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treemla import cubins, schedule, tiles
+from treemla import cubins, tiles
 from treemla.problem import FP8, Slots, SlotTable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         slots_are_ranges=not isinstance(slots, SlotTable),
         capacity=capacity,
         split_tokens=plan.fixed_split_tokens or 0,
-        overhead_tiles=schedule.overhead_tiles(plan.block_rows),
+        overhead_tiles=plan.overhead_tiles,
     )
     shared_bytes = plan_shared_bytes(batch, plan.parts)
     _launch(

@@ -1,14 +1,17 @@
 """VerifyPlan: the split schedule of a step and the workspace that the partials go through."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from treemla import cubins, launch, schedule, tiles
+from treemla import cost, cubins, launch, schedule, tiles, tuned
 from treemla.checks import expect, expect_device, expect_int, expect_slots, expect_tensor
 from treemla.problem import Slots, SlotTable, VerifyShape
 
 MAX_CONTEXT = 2**30  # tokens of a request
+MAX_OVERHEAD_TILES = 1024
 CPU_PARTS = 8  # a CPU has no SMs to fill; a few pieces keep the combine step in use
 
 
@@ -18,7 +21,9 @@ class VerifyPlan:
     `update` alone writes the schedule; `verify_attention` alone writes the partials. On a CUDA device both only
     enqueue kernels, so they record into a CUDA graph and replay with other lengths.
 
-    parts: KV parts a launch is cut into; default: what fills the GPU (`tiles.num_parts`).
+    contexts: committed tokens of a request that the plan is made fast for; it serves any. From them follows how a
+    launch is cut (`cost.choose`), by constants of this GPU where `python -m treemla tune` has measured them.
+    block_rows, parts, overhead_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a height of the path's.
     path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. On a CPU it only sets block heights.
     fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
     the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
@@ -30,7 +35,10 @@ class VerifyPlan:
         max_batch: int,
         device: torch.device | str,
         *,
+        contexts: Sequence[int] = cost.DESIGN_CONTEXTS,
+        block_rows: int | None = None,
         parts: int | None = None,
+        overhead_tiles: int | None = None,
         path: str | None = None,
         fixed_split_tokens: int | None = None,
         max_context: int | None = None,
@@ -38,14 +46,25 @@ class VerifyPlan:
         if not isinstance(shape, VerifyShape):
             raise TypeError(f"shape: expected a VerifyShape, got {type(shape).__name__}")
         expect_int("max_batch", max_batch, 1, tiles.MAX_BATCH)
+        expect(len(contexts) > 0, "contexts", "at least one length", contexts)
+        for context in contexts:
+            expect_int("contexts", context, 0, MAX_CONTEXT)
         if parts is not None:
             expect_int("parts", parts, 1, tiles.MAX_PARTS)
+        if overhead_tiles is not None:
+            expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         self.shape = shape
         self.max_batch = max_batch
         self.device = expect_device("device", device)
         self.path = self._path(path)
-        self.blocks, self.block_rows = self.path.row_blocks(shape)
-        self.parts = parts or self._default_parts()
+        if block_rows is not None:
+            heights = self.path.block_heights
+            expect(block_rows in heights, "block_rows", f"one of {list(heights)} ({self.path.name})", block_rows)
+        chosen = self._tiling(contexts)
+        self.block_rows = block_rows or chosen.block_rows
+        self.blocks = -(-shape.rows // self.block_rows)
+        self.parts = parts or chosen.parts
+        self.overhead_tiles = chosen.overhead_tiles if overhead_tiles is None else overhead_tiles
         self.fixed_split_tokens = fixed_split_tokens
         self.fixed_split = fixed_split_tokens is not None
         if fixed_split_tokens is None:
@@ -142,7 +161,7 @@ class VerifyPlan:
         """What `update` writes for these committed lengths [B], computed on the host."""
         tree_tokens, split_tokens = self.shape.tree_tokens, self.fixed_split_tokens
         if split_tokens is None:
-            overhead = schedule.overhead_tiles(self.block_rows)
+            overhead = self.overhead_tiles
             return schedule.balanced_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, overhead=overhead)
         return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
 
@@ -175,10 +194,14 @@ class VerifyPlan:
         expect(name in names, "path", f"one of {names} on {self.device}", name)
         return tiles.PATHS[name]
 
-    def _default_parts(self) -> int:
+    def _tiling(self, contexts: Sequence[int]) -> cost.Tiling:
         if self.device.type != "cuda":
-            return CPU_PARTS
-        return tiles.num_parts(self.blocks, torch.cuda.get_device_properties(self.device).multi_processor_count)
+            blocks, rows = self.path.row_blocks(self.shape)
+            overhead = cost.overhead_tiles(cost.DEFAULTS[self.path.name], self.path, rows)
+            return cost.Tiling(blocks, rows, CPU_PARTS, overhead)
+        num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        constants, steps = tuned.constants(self.device, self.path), cost.design_steps(self.max_batch, contexts)
+        return cost.choose(constants, self.path, self.shape, num_sms, steps)
 
     def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
         expect_int("tail", tail, 0, 1)

@@ -45,11 +45,6 @@ def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: 
     return np.where(too_long, OVERLONG, committed).astype(np.int32)
 
 
-def overhead_tiles(block_rows: int) -> int:
-    """What a request costs a CTA beside its tiles: Q comes, the last tile drains, a partial goes, all by the row."""
-    return 2 + block_rows // 18
-
-
 def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, overhead: int) -> Schedule:
     """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
     request, in tiles."""

@@ -26,6 +26,7 @@ class KernelPath:
     max_block_rows: int
     threads: int
     shared_memory_bytes: Callable[[int, bool], int]
+    tile_tokens: int  # that its loop takes at a time
 
     def kernel_name(self, block_rows: int, fp8_kv: bool = False) -> str:
         return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}"
@@ -42,7 +43,11 @@ class KernelPath:
     def row_blocks(self, shape: VerifyShape) -> tuple[int, int]:
         """(number of row blocks, rows a block): the fewest blocks that cover `shape.rows`, all of the least height."""
         blocks = -(-shape.rows // self.max_block_rows)
-        return blocks, -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
+        return blocks, self.block_height(shape, blocks)
+
+    def block_height(self, shape: VerifyShape, blocks: int) -> int:
+        """Rows a block, where `blocks` of one height cover `shape.rows`."""
+        return -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
 
 
 def _mma_shared_bytes(rows: int, _fp8_kv: bool) -> int:
@@ -63,8 +68,8 @@ def _wgmma_shared_bytes(rows: int, fp8_kv: bool) -> int:
 SM_90_SHARED_BYTES = 232_448
 SM_120_SHARED_BYTES = 101_376
 
-MMA = KernelPath("mma", 40, 384, _mma_shared_bytes)
-WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes)
+MMA = KernelPath("mma", 40, 384, _mma_shared_bytes, 32)
+WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes, 64)
 PATHS = {path.name: path for path in (MMA, WGMMA)}
 
 
@@ -99,14 +104,3 @@ TARGETS = {
     "sm_90a": Target("sm_90a", (9, 0), SM_90_SHARED_BYTES, (WGMMA, MMA)),
     "sm_120a": Target("sm_120a", (12, 0), SM_120_SHARED_BYTES, (MMA,)),
 }
-
-
-def num_parts(blocks: int, num_sms: int) -> int:
-    """KV parts a launch is cut into; the grid is (blocks, parts), one CTA an SM.
-
-    Blocks of one part sit on neighbouring CTAs and read the same KV, so all but the first read it from L2.
-    One wave where that keeps 95% of the SMs busy, else the least number of waves (up to 4) that does.
-    """
-    candidates = [max(1, waves * num_sms // blocks) for waves in (1, 2, 3, 4)]
-    busy = [parts * blocks / (num_sms * -(-parts * blocks // num_sms)) for parts in candidates]
-    return next((p for p, b in zip(candidates, busy, strict=True) if b >= 0.95), candidates[busy.index(max(busy))])

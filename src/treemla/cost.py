@@ -1,0 +1,187 @@
+"""What a layer costs: a model of verify and combine with eight constants a GPU and kernel, and the tiling it says to use.
+
+    us      = layer + busiest SM + partial bytes / partial rate
+    SM      = sum over its pieces of tiles * tile + piece, + ragged where masks are needed; its first piece's `piece`
+              is in `layer`
+    tile    = (arithmetic^4 + memory^4)^(1/4): neither hides all of the other
+    memory  = bytes of the tiles that all SMs read at once / memory rate; row blocks of a part read one tile
+
+`python -m treemla tune` measures the constants (`treemla.gate.tune`); docs/kernel.md says how well they did on an H200.
+"""
+
+import functools
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from treemla import schedule
+from treemla.problem import VerifyShape
+from treemla.tiles import MAX_PARTS, TILE_TOKENS, KernelPath
+
+DESIGN_CONTEXTS = (4096, 16384, 65536)  # committed tokens that a plan is made for where its caller says nothing
+DESIGN_BATCHES = (1, 4, 16, 64)  # as far as a plan takes them; more requests than SMs fill any tiling
+WAVES = (1, 3 / 4, 1 / 2, 1 / 4, 2, 3, 4)  # CTAs of a launch, as a multiple of the SMs; the first of equals is chosen
+Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
+MOST_BLOCKS = 3  # times the fewest: more read every KV row that often from L2
+
+
+@dataclass(frozen=True)
+class Constants:
+    """One verify kernel on one GPU. A block has R query rows; the tile is the kernel's (`KernelPath.tile_tokens`).
+
+    layer_us: launches, first loads, last stores. tile_us + R * tile_row_us: a tile's arithmetic.
+    piece_us + R * piece_row_us: a further piece of an SM. R * ragged_row_us: a piece that ends inside a tile or tree.
+    memory_bytes_per_us: KV rows into all SMs. partial_bytes_per_us: partials written and read again.
+    """
+
+    layer_us: float
+    tile_us: float
+    tile_row_us: float
+    piece_us: float
+    piece_row_us: float
+    ragged_row_us: float
+    memory_bytes_per_us: float
+    partial_bytes_per_us: float
+
+
+# Of an H200, from its times of 2026-11-29 (docs/kernel.md). sm_120, where mma is the default, was never measured.
+DEFAULTS = {
+    "wgmma": Constants(7.12, 1.355, 0.0125, 1.0, 0.0735, 0.0117, 4.26e6, 3.43e6),
+    "mma": Constants(7.12, 1.0, 0.0175, 1.2, 0.14, 0.0117, 4.26e6, 3.43e6),
+}
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch is cut: row blocks of block_rows, parts of the KV, and what a request counts beside its tiles of 32
+    tokens when parts are made equal."""
+
+    blocks: int
+    block_rows: int
+    parts: int
+    overhead_tiles: int
+
+    def __str__(self) -> str:
+        return f"{self.blocks}x{self.block_rows} rows, {self.parts} parts, overhead {self.overhead_tiles}"
+
+    def schedule(self, contexts: Sequence[int], tree_tokens: int) -> schedule.Schedule:
+        """Of a step with these committed lengths."""
+        committed = np.array(contexts, np.int32)
+        return schedule.balanced_schedule(
+            committed, tree_tokens=tree_tokens, parts=self.parts, overhead=self.overhead_tiles
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Microseconds of a layer; tiles and pieces are those of the busiest SM, memory_share what memory has of a tile."""
+
+    layer_us: float
+    busiest_us: float
+    partials_us: float
+    tiles: int
+    pieces: int
+    memory_share: float
+
+    @property
+    def us(self) -> float:
+        return self.layer_us + self.busiest_us + self.partials_us
+
+    def __str__(self) -> str:
+        bound = "memory" if self.memory_share > 1 / 2 else "arithmetic"
+        return (
+            f"{self.us:.1f} us: fixed {self.layer_us:.1f}, busiest SM {self.busiest_us:.1f} (tiles {self.tiles}, "
+            f"pieces {self.pieces}, bound by {bound}), partials {self.partials_us:.1f}"
+        )
+
+
+def estimate(
+    constants: Constants, kernel: KernelPath, shape: VerifyShape, contexts: Sequence[int], tiling: Tiling, num_sms: int
+) -> Estimate:
+    """One layer of a step whose requests have these committed lengths."""
+    made = tiling.schedule(contexts, shape.tree_tokens)
+    rows, tile_tokens = tiling.block_rows, kernel.tile_tokens
+    request, begin, end, slot = made.pieces.T
+    piece_tiles = -(-(end - begin) // tile_tokens)
+    ragged = ((end - begin) % tile_tokens != 0) | (end > made.committed[request])
+    tiles, pieces = _by_part(made, piece_tiles), _by_part(made, np.ones_like(piece_tiles))
+
+    row_bytes = shape.head_dim * shape.kv_dtype.itemsize + 4  # and its slot
+    streams = min(int((tiles > 0).sum()), num_sms / tiling.blocks)
+    memory_us = streams * tile_tokens * row_bytes / constants.memory_bytes_per_us
+    arithmetic_us = constants.tile_us + rows * constants.tile_row_us
+    both = arithmetic_us**4 + memory_us**4
+    piece_us = constants.piece_us + rows * constants.piece_row_us
+    part_us = tiles * both**0.25 + pieces * piece_us + _by_part(made, ragged) * (rows * constants.ragged_row_us)
+
+    sm = _sm_of_ctas(np.repeat(part_us, tiling.blocks), num_sms)
+    sm_us = np.bincount(sm, np.repeat(part_us, tiling.blocks))
+    busiest = int(sm_us.argmax())
+    here = np.repeat(np.stack([tiles, pieces]), tiling.blocks, axis=1)[:, sm == busiest].sum(axis=1)
+    partial_bytes = int((slot >= 0).sum()) * shape.rows * 3 * shape.latent_dim
+    return Estimate(
+        layer_us=constants.layer_us,
+        busiest_us=float(sm_us[busiest]) - piece_us,
+        partials_us=partial_bytes / constants.partial_bytes_per_us,
+        tiles=int(here[0]),
+        pieces=int(here[1]),
+        memory_share=memory_us**4 / both,
+    )
+
+
+def overhead_tiles(constants: Constants, kernel: KernelPath, block_rows: int) -> int:
+    """What a further request costs a CTA, in tiles of TILE_TOKENS that memory does not delay."""
+    tile_us = constants.tile_us + block_rows * constants.tile_row_us
+    piece_us = constants.piece_us + block_rows * constants.piece_row_us
+    return round(piece_us / tile_us * kernel.tile_tokens / TILE_TOKENS)
+
+
+def tilings(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int) -> list[Tiling]:
+    """Every tiling that is considered: fewest blocks first, for each a wave of CTAs first."""
+    fewest = -(-shape.rows // kernel.max_block_rows)
+    heights: dict[int, int] = {}  # the least number of blocks of each height
+    for blocks in range(fewest, MOST_BLOCKS * fewest + 1):
+        heights.setdefault(kernel.block_height(shape, blocks), blocks)
+    made = []
+    for block_rows, blocks in heights.items():
+        overhead = overhead_tiles(constants, kernel, block_rows)
+        parts = [min(MAX_PARTS, max(1, int(waves * num_sms) // blocks)) for waves in WAVES]
+        made += [Tiling(blocks, block_rows, count, overhead) for count in dict.fromkeys(parts)]
+    return made
+
+
+def design_steps(max_batch: int, contexts: Sequence[int] = DESIGN_CONTEXTS) -> Steps:
+    """The steps that a plan is made for: each context in batches from one request to max_batch."""
+    most = min(max_batch, DESIGN_BATCHES[-1])
+    batches = sorted({most, *(batch for batch in DESIGN_BATCHES if batch < most)})
+    return tuple((context,) * batch for context in contexts for batch in batches)
+
+
+@functools.cache
+def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, steps: Steps) -> Tiling:
+    """The tiling that is never far from the best: the least largest ratio to the best tiling of each step.
+
+    A plan is captured before lengths are known, so one tiling serves all its steps.
+    """
+    considered = tilings(constants, kernel, shape, num_sms)
+    us = np.array([[estimate(constants, kernel, shape, s, t, num_sms).us for s in steps] for t in considered])
+    return considered[int((us / us.min(axis=0)).max(axis=1).argmin())]
+
+
+def _by_part(made: schedule.Schedule, of_piece: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """[parts] sums over the pieces of each part."""
+    return np.diff(np.concatenate([[0], np.cumsum(of_piece, dtype=np.int64)])[made.part_ptr])
+
+
+def _sm_of_ctas(cta_us: npt.NDArray[np.float64], num_sms: int) -> npt.NDArray[np.int64]:
+    """[CTAs] the SM of each: one CTA an SM at a time, in order, each to the SM that is free first."""
+    sm = np.arange(len(cta_us))
+    free = [(float(us), int(i)) for i, us in enumerate(cta_us[:num_sms])]
+    heapq.heapify(free)
+    for cta in range(num_sms, len(cta_us)):
+        until, sm[cta] = free[0]
+        heapq.heapreplace(free, (until + float(cta_us[cta]), int(sm[cta])))
+    return sm

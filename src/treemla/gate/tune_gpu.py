@@ -1,0 +1,96 @@
+"""`python -m treemla tune`: measures this GPU, shows what follows, keeps the constants where they choose better."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from treemla import VerifyPlan, cost, cubins, tuned
+from treemla.gate import fingerprint, measure, schema
+from treemla.gate.bench import WrongResult, path_problem, verify_layers
+from treemla.gate.cases import VerifyCase
+from treemla.gate.doctor import gpu_problem
+from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.inputs import Inputs, make_inputs
+from treemla.gate.tune import (
+    MOST_OFF,
+    OVERHEADS,
+    Gpu,
+    Timer,
+    fit,
+    probes,
+    shape_of,
+    show_fit,
+    show_rows,
+    sweep,
+    worst_off,
+)
+from treemla.tiles import PATHS
+
+
+def tune(cases: Sequence[VerifyCase], out: Path, commit: str | None, path: str | None = None) -> Exit:
+    """Tune the kernel `path`, by default this GPU's first. Every time that was measured goes to `out`."""
+    if problem := gpu_problem() or path_problem(path):
+        raise InvalidEnvironment(problem)
+    device = torch.device("cuda", torch.cuda.current_device())
+    kernel = PATHS[path] if path else cubins.target_of(device).paths[0]
+    gpu = Gpu(kernel, torch.cuda.get_device_properties(device).multi_processor_count)
+    timer = GpuTimer(device, kernel.name, fingerprint.collect(commit), out)
+    try:
+        return run(gpu, cases, timer, tuned.fingerprint(device, kernel), timer.where)
+    except WrongResult as error:
+        print(f"FAILED: {error}")
+        return Exit.FAILED
+
+
+def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerprint, where: schema.Where) -> Exit:
+    """Passes where the constants that plans use from now on choose within MOST_OFF of the best on every row."""
+    before = tuned.load(of) or cost.DEFAULTS[gpu.kernel.name]
+    measured = [(probe, timer(*probe)) for probe in probes(gpu)]
+    made = fit(gpu, measured)
+    print(f"{show_fit(gpu, made, measured)}\n\n{made}\n", flush=True)
+    rows = []
+    for case in cases:
+        rows.append(sweep(gpu, case, OVERHEADS if case.batch > 1 else (), timer, (made, before)))
+        print(f"{case.id}: {len(rows[-1].us)} tilings", flush=True)
+    off, before_off = worst_off(gpu, made, rows), worst_off(gpu, before, rows)
+    keep = off <= before_off
+    print(f"\n{show_rows(gpu, made if keep else before, rows)}\n")
+    print(
+        f"farthest from the best of a row: {100 * off:.1f}% by these constants, {100 * before_off:.1f}% by those before"
+    )
+    if keep:
+        print(f"stored for {of.gpu}: {tuned.store(of, made, where.date, where.command)}")
+    else:
+        print("not stored: the constants before choose better")
+    if min(off, before_off) <= MOST_OFF:
+        return Exit.PASS
+    print(f"FAILED: a choice is more than {100 * MOST_OFF:.0f}% from the best")
+    return Exit.FAILED
+
+
+class GpuTimer:
+    """Times a case cut by a tiling, its result checked against float64; keeps the inputs of the last case."""
+
+    def __init__(self, device: torch.device, path: str, where: schema.Where, out: Path) -> None:
+        self.device, self.path, self.where, self.out = device, path, where, out
+        self.inputs: Inputs | None = None
+        self.made: list[schema.Measurement] = []
+
+    def __call__(self, case: VerifyCase, tiling: cost.Tiling) -> float:
+        if self.inputs is None or self.inputs.case != case:
+            self.inputs = None  # before the next are made
+            if self.made:
+                schema.dump(self.out, self.made)
+            torch.cuda.empty_cache()
+            self.inputs = make_inputs(case, self.device, path=self.path)
+        cut = {"block_rows": tiling.block_rows, "parts": tiling.parts, "overhead_tiles": tiling.overhead_tiles}
+        plan = VerifyPlan(shape_of(case), case.batch, self.device, path=self.path, **cut)
+        inputs = replace(self.inputs, plan=plan)
+        inputs.plan_step()
+        samples = measure.time_layers(verify_layers(inputs, inputs.kv_layers))
+        metric = f"verify_{self.path}_r{tiling.block_rows}_p{tiling.parts}_o{tiling.overhead_tiles}"
+        self.made.append(schema.Measurement.of(case.id, metric, "us", samples, self.where))
+        return statistics.median(samples)
