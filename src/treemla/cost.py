@@ -12,7 +12,7 @@
 import functools
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,16 @@ DESIGN_CONTEXTS = (4096, 16384, 65536)  # committed tokens that a plan is made f
 DESIGN_BATCHES = (1, 4, 16, 64)  # as far as a plan takes them; more requests than SMs fill any tiling
 WAVES = (1, 3 / 4, 1 / 2, 1 / 4, 2, 3, 4)  # CTAs of a launch, as a multiple of the SMs; the first of equals is chosen
 Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
-MOST_BLOCKS = 3  # times the fewest: more read every KV row that often from L2
+MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
+OVERHEADS = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    7,
+    9,
+)  # odd ones let requests of whole tiles start at even ones, which is where wgmma's start
 
 
 @dataclass(frozen=True)
@@ -166,9 +175,15 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
 
     A plan is captured before lengths are known, so one tiling serves all its steps.
     """
-    considered = tilings(constants, kernel, shape, num_sms)
-    us = np.array([[estimate(constants, kernel, shape, s, t, num_sms).us for s in steps] for t in considered])
-    return considered[int((us / us.min(axis=0)).max(axis=1).argmin())]
+
+    def best_of(considered: Sequence[Tiling]) -> Tiling:
+        us = np.array([[estimate(constants, kernel, shape, s, t, num_sms).us for s in steps] for t in considered])
+        return considered[int((us / us.min(axis=0)).max(axis=1).argmin())]
+
+    best = best_of(tilings(constants, kernel, shape, num_sms))
+    if all(len(step) == 1 for step in steps):
+        return best
+    return best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
 
 
 def _by_part(made: schedule.Schedule, of_piece: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:

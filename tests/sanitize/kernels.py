@@ -87,7 +87,8 @@ def _step(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Words, out and lse."""
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
-    plan = VerifyPlan(shape, len(case.lengths), q.device, parts=case.parts, path=path.name, **split)
+    _, rows = path.row_blocks(shape)
+    plan = VerifyPlan(shape, len(case.lengths), q.device, block_rows=rows, parts=case.parts, path=path.name, **split)
     for name in ("committed", "pieces", "part_ptr", "request_ptr", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
     words = torch.empty(len(q), dtype=torch.int64, device=q.device)

@@ -16,7 +16,7 @@ STRUCTS = {
 }
 CONSTANTS = {
     "kRowTile": tiles.ROW_TILE,
-    "kTileTokens": tiles.TILE_TOKENS,
+    "kTileTokens": tiles.TILE_TOKENS,  # of a piece, and of the mma kernel's loop
     "kThreads": tiles.MMA.threads,
     "kPlanThreads": launch.PLAN_THREADS,
     "kPackThreads": launch.PACK_THREADS,
@@ -52,7 +52,10 @@ def test_python_and_device_code_agree(arch, tmp_path):
             for rows in path.block_heights
         ]
     if tiles.WGMMA in target.paths:
-        claims.append(f"treemla::kWgThreads == {tiles.WGMMA.threads}")
+        claims += [
+            f"treemla::kWgThreads == {tiles.WGMMA.threads}",
+            f"treemla::kWgTileTokens == {tiles.WGMMA.tile_tokens}",
+        ]
     claims += [
         f"treemla::plan_shared_bytes({batch}, {parts}) == {launch.plan_shared_bytes(batch, parts)}"
         for batch, parts in ((1, 1), (8, 132), (tiles.MAX_BATCH, tiles.MAX_PARTS))

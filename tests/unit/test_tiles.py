@@ -1,9 +1,9 @@
-"""The dispatch table: which blocks cover the rows, and how many parts fill the GPU."""
+"""The dispatch table: which blocks cover the rows."""
 
 import pytest
 
 from treemla.problem import VerifyShape
-from treemla.tiles import MMA, PATHS, WGMMA, num_parts
+from treemla.tiles import MMA, PATHS, TILE_TOKENS, WGMMA
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,6 @@ def test_blocks_cover_all_rows_at_a_height_that_has_a_kernel(path) -> None:
             assert (blocks - 1) * path.max_block_rows < shape.rows <= blocks * rows < shape.rows + 8 * blocks
 
 
-@pytest.mark.parametrize(
-    ("blocks", "num_sms", "parts"),
-    [
-        (1, 132, 132),  # one wave, full
-        (2, 132, 66),
-        (15, 132, 17),  # one wave would leave 9% idle: two
-        (8, 132, 16),  # 97% of one
-        (205, 132, 1),
-        (2, 188, 94),
-    ],
-)
-def test_parts_fill_the_least_number_of_waves(blocks: int, num_sms: int, parts: int) -> None:
-    assert num_parts(blocks, num_sms) == parts
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_a_kernel_takes_whole_planner_tiles(path) -> None:
+    assert path.tile_tokens % TILE_TOKENS == 0

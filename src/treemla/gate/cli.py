@@ -50,6 +50,11 @@ def parser() -> argparse.ArgumentParser:
     add_measuring_arguments(verb, "build/gpu-peers.jsonl")
     verb.set_defaults(run=run_peers)
 
+    verb = added.add_parser("tune", help="measure the cost model's constants on this GPU; plans then use them")
+    add_measuring_arguments(verb, "build/tune.jsonl")
+    verb.add_argument("--path", choices=list(tiles.PATHS), help="this verify kernel; default: the GPU's first")
+    verb.set_defaults(run=run_tune)
+
     verb = added.add_parser("bench-slots", help="what ordering SGLang's free list costs and brings, on the CPU")
     verb.add_argument("--picture", type=Path, default=Path("build/slots.png"), help="default: %(default)s")
     verb.add_argument("--steps", type=int, default=6000, help="decode steps of churn; default: %(default)s")
@@ -98,6 +103,14 @@ def run_peers(given: argparse.Namespace) -> Exit:
 
     cases = chosen_cases(PEER_CASES, given.case)
     return bench_peers(cases, given.out, given.commit) if cases else Exit.USAGE
+
+
+def run_tune(given: argparse.Namespace) -> Exit:
+    from treemla.gate.tune import ROWS
+    from treemla.gate.tune_gpu import tune
+
+    cases = chosen_cases(ROWS, given.case)
+    return tune(cases, given.out, given.commit, given.path) if cases else Exit.USAGE
 
 
 def chosen_cases(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from treemla import cubins, nvcc, tiles
+from treemla import cubins, nvcc, tiles, tuned
 from treemla.gate import static
 from treemla.gate.exits import InvalidEnvironment
 from treemla.gate.fingerprint import checkout_problem, driver_version, package_version
@@ -35,7 +35,7 @@ class Fact:
 
 def facts() -> list[Fact]:
     """Every fact, in the order in which one depends on another."""
-    return [_python(), _torch(), _gpu(), _driver(), _cuda_core(), _nvcc(), *map(_cubin, tiles.TARGETS), _cuobjdump(),
+    return [_python(), _torch(), _gpu(), _driver(), _cuda_core(), _nvcc(), *map(_cubin, tiles.TARGETS), _constants(), _cuobjdump(),
             _sanitizer(), _package("triton", "the Triton peer"), *_sglang()]  # fmt: skip
 
 
@@ -133,6 +133,19 @@ def _cubin(arch: str) -> Fact:
     except RuntimeError as error:
         first, *_ = str(error).splitlines()
         return Fact(f"cubin {arch}", "none", first, "see nvcc above")
+
+
+def _constants() -> Fact:
+    """Whose constants decide how launches are cut: results differ in the last bits between two that cut otherwise."""
+    name, defaults = "cost constants", "defaults, of an H200"
+    if gpu_problem():
+        return Fact(name, defaults)
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        of = tuned.fingerprint(device, cubins.target_of(device).paths[0])
+        return Fact(name, f"tuned, {of.path}" if tuned.load(of) else f"{defaults}; `python -m treemla tune` measures")
+    except (RuntimeError, ValueError) as error:
+        return Fact(name, "none", str(error).splitlines()[0], "plans cannot be made: mend what is named")
 
 
 def _cuobjdump() -> Fact:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
+import torch
 
 from treemla import cost
 from treemla.gate.cases import PEER_CASES, VerifyCase
@@ -16,7 +17,6 @@ from treemla.problem import FP8, VerifyShape
 from treemla.tiles import ROW_TILE, TILE_TOKENS, KernelPath
 
 ROWS = tuple(case for case in PEER_CASES if case.page_size == 1)
-OVERHEADS = (0, 3, 6, 9)  # that the sweep tries beside the model's
 MOST_OFF = 0.02  # of the choice from the best of the sweep
 PULL = 0.002  # of the defaults on a constant that no probe shows, beside relative errors of some percent
 
@@ -55,7 +55,9 @@ class Row:
 
 
 def shape_of(case: VerifyCase) -> VerifyShape:
-    return VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size, kv_dtype=FP8 if case.fp8_kv else None)
+    return VerifyShape(
+        case.heads, case.tree_tokens, page_size=case.page_size, kv_dtype=FP8 if case.fp8_kv else torch.bfloat16
+    )
 
 
 def probes(gpu: Gpu) -> list[Probe]:
@@ -97,12 +99,12 @@ def fit(gpu: Gpu, measured: Sequence[tuple[Probe, float]]) -> cost.Constants:
     return cost.Constants(*np.exp(least_squares(errors, start, diff_step=1e-3).x).tolist())
 
 
-def sweep(gpu: Gpu, case: VerifyCase, overheads: Sequence[int], timer: Timer, made: Sequence[cost.Constants]) -> Row:
-    """Time a case with every tiling considered, each once a schedule."""
+def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constants]) -> Row:
+    """Time a case with every tiling that any of the constants could choose, once where two cut it alike."""
     tilings = dict.fromkeys(
         tiling for constants in made for tiling in cost.tilings(constants, gpu.kernel, shape_of(case), gpu.num_sms)
     )
-    tilings |= dict.fromkeys(replace(tiling, overhead_tiles=tiles) for tiling in tilings for tiles in overheads)
+    tilings |= dict.fromkeys(replace(tiling, overhead_tiles=tiles) for tiling in tilings for tiles in cost.OVERHEADS)
     us: dict[cost.Tiling, float] = {}
     timed: dict[object, float] = {}
     for tiling in tilings:

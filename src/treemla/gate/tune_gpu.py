@@ -16,7 +16,6 @@ from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.inputs import Inputs, make_inputs
 from treemla.gate.tune import (
     MOST_OFF,
-    OVERHEADS,
     Gpu,
     Timer,
     fit,
@@ -53,7 +52,7 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
     print(f"{show_fit(gpu, made, measured)}\n\n{made}\n", flush=True)
     rows = []
     for case in cases:
-        rows.append(sweep(gpu, case, OVERHEADS if case.batch > 1 else (), timer, (made, before)))
+        rows.append(sweep(gpu, case, timer, (made, before)))
         print(f"{case.id}: {len(rows[-1].us)} tilings", flush=True)
     off, before_off = worst_off(gpu, made, rows), worst_off(gpu, before, rows)
     keep = off <= before_off
@@ -86,8 +85,15 @@ class GpuTimer:
                 schema.dump(self.out, self.made)
             torch.cuda.empty_cache()
             self.inputs = make_inputs(case, self.device, path=self.path)
-        cut = {"block_rows": tiling.block_rows, "parts": tiling.parts, "overhead_tiles": tiling.overhead_tiles}
-        plan = VerifyPlan(shape_of(case), case.batch, self.device, path=self.path, **cut)
+        plan = VerifyPlan(
+            shape_of(case),
+            case.batch,
+            self.device,
+            block_rows=tiling.block_rows,
+            parts=tiling.parts,
+            overhead_tiles=tiling.overhead_tiles,
+            path=self.path,
+        )
         inputs = replace(self.inputs, plan=plan)
         inputs.plan_step()
         samples = measure.time_layers(verify_layers(inputs, inputs.kv_layers))

@@ -1,0 +1,148 @@
+"""The cost model: what it says of an H200, what must hold for any constants, and what it chooses."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treemla import cost
+from treemla.problem import FP8, VerifyShape
+from treemla.tiles import MAX_PARTS, MMA, WGMMA
+
+SMS = 132
+H200 = cost.DEFAULTS["wgmma"]
+TREE = VerifyShape(8, 9)
+
+# Microseconds a layer on an H200 on 2026-11-29: batch, context, T, H, blocks, rows, parts. docs/kernel.md has them too.
+MEASURED = [
+    ((1, 4096, 9, 8, 1, 72, 132), 12.5),
+    ((1, 8192, 9, 8, 1, 72, 132), 14.6),
+    ((1, 12288, 9, 8, 1, 72, 132), 17.8),
+    ((1, 16384, 9, 8, 1, 72, 132), 16.8),
+    ((1, 65536, 9, 8, 1, 72, 132), 32.1),
+    ((8, 16384, 9, 8, 1, 72, 132), 54.2),
+    ((32, 4096, 9, 8, 1, 72, 132), 60.8),
+    ((1, 4096, 9, 8, 2, 40, 66), 11.5),
+    ((1, 8192, 9, 8, 2, 40, 66), 13.2),
+    ((1, 12288, 9, 8, 2, 40, 66), 15.0),
+    ((1, 16384, 9, 8, 2, 40, 66), 16.6),
+    ((1, 65536, 9, 8, 2, 40, 66), 38.7),
+    ((8, 16384, 9, 8, 2, 40, 66), 73.0),
+    ((32, 4096, 9, 8, 2, 40, 66), 76.0),
+    ((1, 65536, 1, 8, 1, 8, 132), 26.3),
+    ((8, 16384, 1, 8, 1, 8, 132), 47.0),
+    ((1, 65536, 32, 8, 4, 64, 33), 79.9),
+    ((8, 16384, 9, 64, 8, 72, 16), 314.0),
+]
+
+shapes = st.builds(VerifyShape, st.sampled_from([1, 8, 16, 64, 128]), st.integers(1, 64))
+kernels = st.sampled_from([MMA, WGMMA])
+
+
+def us(constants=H200, kernel=WGMMA, shape=TREE, contexts=(16384,), tiling=cost.Tiling(1, 72, SMS, 6), num_sms=SMS):
+    return cost.estimate(constants, kernel, shape, contexts, tiling, num_sms).us
+
+
+@pytest.mark.parametrize(("measured", "expected_us"), MEASURED)
+def test_the_model_is_near_what_an_h200_took(measured, expected_us) -> None:
+    batch, context, tree_tokens, heads, blocks, rows, parts = measured
+    tiling = cost.Tiling(blocks, rows, parts, 2 + rows // 18)  # as they were timed
+    got = us(shape=VerifyShape(heads, tree_tokens), contexts=(context,) * batch, tiling=tiling)
+    assert got == pytest.approx(expected_us, rel=0.06)
+
+
+def test_terms_worked_out_by_hand() -> None:
+    """Two SMs, one request of four mma tiles and its tree, memory free: parts of 3 and 2 tiles, one partial each."""
+    constants = cost.Constants(10.0, 1.0, 0.125, 50.0, 1.0, 0.25, 1e12, 18432.0)
+    made = cost.estimate(constants, MMA, VerifyShape(1, 8), (128,), cost.Tiling(1, 8, 2, 4), 2)
+    # Tokens 0..96 are three tiles of 1 + 8/8 us; 96..136 two and ragged. 2 partials of 8 rows of 1,536 bytes.
+    assert (made.layer_us, made.tiles, made.pieces) == (10.0, 3, 1)
+    assert made.busiest_us == pytest.approx(6.0)
+    assert made.partials_us == pytest.approx(2 * 8 * 1536 / 18432)
+    ragged = replace(constants, ragged_row_us=0.5)  # the shorter piece is now the longer: 2 tiles and 8 * 0.5
+    assert cost.estimate(ragged, MMA, VerifyShape(1, 8), (128,), cost.Tiling(1, 8, 2, 4), 2).busiest_us == 8.0
+
+
+def test_a_further_piece_of_an_sm_costs_a_piece() -> None:
+    constants = cost.Constants(10.0, 1.0, 0.125, 50.0, 1.0, 0.25, 1e12, 1e12)
+    one = cost.estimate(constants, MMA, VerifyShape(1, 8), (64,), cost.Tiling(1, 8, 1, 4), 1)
+    two = cost.estimate(constants, MMA, VerifyShape(1, 8), (64, 64), cost.Tiling(1, 8, 1, 4), 1)
+    assert two.us - one.us == pytest.approx(3 * 2.0 + 8 * 0.25 + 50.0 + 8 * 1.0)
+
+
+def test_ctas_beyond_a_wave_wait_for_the_sm_that_is_free_first() -> None:
+    """Three CTAs of 3, 2 and 2 tiles on two SMs: the third follows the second."""
+    constants = cost.Constants(1.0, 1.0, 1e-9, 5.0, 1e-9, 1e-9, 1e12, 1e12)
+    made = cost.estimate(constants, MMA, VerifyShape(1, 8), (192,), cost.Tiling(1, 8, 3, 4), 2)
+    assert made.tiles == 3 + 1
+    assert made.busiest_us == pytest.approx(4 * 1.0 + 5.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["layer_us", "tile_us", "tile_row_us", "piece_us", "piece_row_us", "ragged_row_us"])
+def test_a_dearer_constant_costs_more(name) -> None:
+    contexts = (1000,) * 200
+    assert us(replace(H200, **{name: 2 * getattr(H200, name)}), contexts=contexts) > us(contexts=contexts)
+
+
+@pytest.mark.parametrize("name", ["memory_bytes_per_us", "partial_bytes_per_us"])
+def test_a_higher_rate_costs_less(name) -> None:
+    assert us(replace(H200, **{name: 2 * getattr(H200, name)})) < us()
+
+
+def test_fp8_rows_ask_less_of_memory() -> None:
+    slow = replace(H200, memory_bytes_per_us=1e6)
+    assert us(slow, shape=VerifyShape(8, 9, kv_dtype=FP8)) < us(slow)
+
+
+@given(kernels, shapes, st.sampled_from([1, 80, 132, 188]))
+def test_every_tiling_covers_the_rows_with_kernels_and_parts_that_exist(kernel, shape, num_sms) -> None:
+    made = cost.tilings(cost.DEFAULTS[kernel.name], kernel, shape, num_sms)
+    assert len(set(made)) == len(made)
+    assert (made[0].blocks, made[0].block_rows) == kernel.row_blocks(shape)
+    for tiling in made:
+        assert tiling.block_rows in kernel.block_heights
+        assert shape.rows <= tiling.blocks * tiling.block_rows < shape.rows + 8 * tiling.blocks
+        assert 1 <= tiling.parts <= MAX_PARTS
+        assert tiling.overhead_tiles >= 0
+
+
+@given(kernels, shapes, st.sampled_from([(4096,), (4096, 65536)]), st.sampled_from([1, 8]))
+@settings(max_examples=30, deadline=None)
+def test_no_tiling_has_a_smaller_worst_ratio_than_the_chosen_one(kernel, shape, contexts, max_batch) -> None:
+    constants, steps = cost.DEFAULTS[kernel.name], cost.design_steps(max_batch, contexts)
+    chosen = cost.choose(constants, kernel, shape, SMS, steps)
+    considered = [*cost.tilings(constants, kernel, shape, SMS), chosen]
+    took = [[us(constants, kernel, shape, step, tiling) for step in steps] for tiling in considered]
+    best = [min(column) for column in zip(*took, strict=True)]
+    worst = [max(mine / least for mine, least in zip(row, best, strict=True)) for row in took]
+    assert worst[-1] == min(worst)
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "tree_tokens", "heads", "expected"),
+    [
+        (1, 9, 8, (1, 72, 132)),
+        (8, 9, 8, (1, 72, 132)),
+        (32, 9, 8, (1, 72, 132)),
+        (8, 1, 8, (1, 8, 132)),
+        (1, 32, 8, (4, 64, 33)),
+        (8, 9, 64, (8, 72, 16)),
+        (1, 16, 64, (16, 64, 8)),  # 15 blocks of 72 leave 12 SMs idle, or take two waves
+    ],
+)
+def test_a_plan_for_any_length_on_an_h200(max_batch, tree_tokens, heads, expected) -> None:
+    made = cost.choose(H200, WGMMA, VerifyShape(heads, tree_tokens), SMS, cost.design_steps(max_batch))
+    assert (made.blocks, made.block_rows, made.parts) == expected
+
+
+def test_short_contexts_alone_take_two_lower_blocks() -> None:
+    """A lone tile an SM: arithmetic is what it waits for, and half the pieces are half the partials."""
+    made = cost.choose(H200, WGMMA, TREE, SMS, cost.design_steps(1, (4096,)))
+    assert (made.blocks, made.block_rows, made.parts) == (2, 40, 66)
+
+
+def test_steps_are_each_context_in_each_batch() -> None:
+    assert cost.design_steps(1, (5, 7)) == ((5,), (7,))
+    assert cost.design_steps(8, (5,)) == ((5,), (5,) * 4, (5,) * 8)
+    assert cost.design_steps(4096, (5,))[-1] == (5,) * 64
