@@ -90,13 +90,14 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
         ["bench"],
         ["bench", "--warm"],
         ["peers"],
+        ["tune"],
         ["gate", "--base", "."],
         ["selfcheck"],
     ],
 )
 def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
-    for module in ("bench", "peers_bench"):
+    for module in ("bench", "peers_bench", "tune_gpu"):
         monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the process in which the gate looks
     assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
@@ -115,7 +116,7 @@ def test_wrong_usage_exits_2(capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bench"], ["bench", "--warm"], ["peers"], ["gate", "--base", "."], ["selfcheck"]]
+    "arguments", [["bench"], ["bench", "--warm"], ["peers"], ["tune"], ["gate", "--base", "."], ["selfcheck"]]
 )
 def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(capsys, arguments):
     assert cli.main([*arguments, "--case", "no-such-case"]) == Exit.USAGE
@@ -161,5 +162,5 @@ def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):
 
 def test_the_module_runs_as_a_command():
     done = subprocess.run([sys.executable, "-m", "treemla", "--help"], capture_output=True, text=True, check=True)
-    for verb in ("check", "test", "bench", "peers", "static", "doctor"):
+    for verb in ("check", "test", "bench", "peers", "tune", "static", "doctor"):
         assert verb in done.stdout

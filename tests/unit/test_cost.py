@@ -13,6 +13,7 @@ from treemla.tiles import MAX_PARTS, MMA, WGMMA
 SMS = 132
 H200 = cost.DEFAULTS["wgmma"]
 TREE = VerifyShape(8, 9)
+WHOLE = cost.Tiling(1, 72, SMS, 6)
 
 # Microseconds a layer on an H200 on 2026-11-29: batch, context, T, H, blocks, rows, parts. docs/kernel.md has them too.
 MEASURED = [
@@ -40,8 +41,8 @@ shapes = st.builds(VerifyShape, st.sampled_from([1, 8, 16, 64, 128]), st.integer
 kernels = st.sampled_from([MMA, WGMMA])
 
 
-def us(constants=H200, kernel=WGMMA, shape=TREE, contexts=(16384,), tiling=cost.Tiling(1, 72, SMS, 6), num_sms=SMS):
-    return cost.estimate(constants, kernel, shape, contexts, tiling, num_sms).us
+def us(constants=H200, kernel=WGMMA, shape=TREE, contexts=(16384,), tiling=WHOLE):
+    return cost.estimate(constants, kernel, shape, contexts, tiling, SMS).us
 
 
 @pytest.mark.parametrize(("measured", "expected_us"), MEASURED)

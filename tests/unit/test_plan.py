@@ -53,6 +53,15 @@ def test_update_with_a_smaller_batch_leaves_no_piece_of_the_larger() -> None:
     assert plan.part_ptr[-1] == plan.request_ptr[1] == len(plan.mirror(np.array([40], np.int32)).pieces)
 
 
+@pytest.mark.parametrize(("overhead", "cut"), [(0, [320, 329, 288, 329, 169]), (9, [329, 329, 169])])
+def test_a_tiling_that_is_given_is_taken(overhead: int, cut: list[int]) -> None:
+    """Requests of 11, 11 and 6 tiles: without overhead a share is 10, with 9 tiles between them 16."""
+    plan = VerifyPlan(VerifyShape(8, 9), 3, "cpu", path="wgmma", block_rows=40, parts=3, overhead_tiles=overhead)
+    assert (plan.blocks, plan.block_rows, plan.parts) == (2, 40, 3)
+    assert plan.partial_out.shape[1:3] == (2, 40)
+    assert plan.mirror(np.array([320, 320, 160], np.int32)).pieces[:, 2].tolist() == cut
+
+
 def test_workspace_depends_on_parts_and_not_on_batch() -> None:
     """Under the balanced rule; a request more costs its schedule entries: committed, request_ptr and one piece."""
     small, large = (VerifyPlan(SHAPE, batch, "cpu", parts=132) for batch in (1, 301))
@@ -93,6 +102,11 @@ def test_update_refuses_lengths_above_max_context() -> None:
         ({"max_batch": 0}, r"max_batch: expected 1\.\.4096, got 0"),
         ({"max_batch": 4097}, r"max_batch: expected 1\.\.4096, got 4097"),
         ({"path": "tcgen05"}, r"path: expected one of \['mma', 'wgmma'\] on cpu, got 'tcgen05'"),
+        ({"block_rows": 44}, r"block_rows: expected one of \[8, 16, 24, 32, 40\] \(mma\), got 44"),
+        ({"block_rows": 48}, r"block_rows: expected one of \[8, 16, 24, 32, 40\] \(mma\), got 48"),
+        ({"overhead_tiles": -1}, r"overhead_tiles: expected 0\.\.1024, got -1"),
+        ({"contexts": ()}, r"contexts: expected at least one length, got \(\)"),
+        ({"contexts": (5, -1)}, r"contexts: expected 0\.\.1073741824, got -1"),
         ({"parts": 0}, r"parts: expected 1\.\.2048, got 0"),
         ({"parts": 2049}, r"parts: expected 1\.\.2048, got 2049"),
         ({"fixed_split_tokens": 33, "max_context": 9}, "fixed_split_tokens: expected a multiple of 32, got 33"),
@@ -117,6 +131,7 @@ def test_plan_refuses(options: dict[str, int], message: str) -> None:
         ({"shape": None}, "shape: expected a VerifyShape, got NoneType"),
         ({"max_batch": 4.0}, "max_batch: expected an int, got 4.0"),
         ({"max_batch": True}, "max_batch: expected an int, got True"),
+        ({"contexts": (4096.0,)}, "contexts: expected an int, got 4096.0"),
         ({"parts": "3"}, "parts: expected an int, got '3'"),
         ({"fixed_split_tokens": 64.0, "max_context": 9}, "fixed_split_tokens: expected an int, got 64.0"),
         ({"fixed_split_tokens": 64, "max_context": 9.5}, "max_context: expected an int, got 9.5"),

@@ -128,5 +128,3 @@ def test_plans_of_one_process_do_not_change_when_it_is_tuned(monkeypatch) -> Non
     before = tiling_of_a_plan(monkeypatch, (65536,))
     store()
     assert tiling_of_a_plan(monkeypatch, (65536,)) == before
-
-

@@ -36,12 +36,14 @@ def tune(cases: Sequence[VerifyCase], out: Path, commit: str | None, path: str |
     device = torch.device("cuda", torch.cuda.current_device())
     kernel = PATHS[path] if path else cubins.target_of(device).paths[0]
     gpu = Gpu(kernel, torch.cuda.get_device_properties(device).multi_processor_count)
-    timer = GpuTimer(device, kernel.name, fingerprint.collect(commit), out)
+    timer = GpuTimer(device, kernel.name, fingerprint.collect(commit))
     try:
         return run(gpu, cases, timer, tuned.fingerprint(device, kernel), timer.where)
     except WrongResult as error:
         print(f"FAILED: {error}")
         return Exit.FAILED
+    finally:
+        schema.dump(out, timer.made)
 
 
 def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerprint, where: schema.Where) -> Exit:
@@ -71,18 +73,19 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
 
 
 class GpuTimer:
-    """Times a case cut by a tiling, its result checked against float64; keeps the inputs of the last case."""
+    """Times a case cut by a tiling, its result checked against float64; keeps the inputs of the last case.
 
-    def __init__(self, device: torch.device, path: str, where: schema.Where, out: Path) -> None:
-        self.device, self.path, self.where, self.out = device, path, where, out
+    made: what was timed, metric verify_wgmma_r72_p132_o6 and the like: block rows, parts, overhead.
+    """
+
+    def __init__(self, device: torch.device, path: str, where: schema.Where) -> None:
+        self.device, self.path, self.where = device, path, where
         self.inputs: Inputs | None = None
         self.made: list[schema.Measurement] = []
 
     def __call__(self, case: VerifyCase, tiling: cost.Tiling) -> float:
         if self.inputs is None or self.inputs.case != case:
             self.inputs = None  # before the next are made
-            if self.made:
-                schema.dump(self.out, self.made)
             torch.cuda.empty_cache()
             self.inputs = make_inputs(case, self.device, path=self.path)
         plan = VerifyPlan(
