@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,30 +55,42 @@ def test_the_model_is_near_what_an_h200_took(measured, expected_us) -> None:
 
 
 def test_terms_worked_out_by_hand() -> None:
-    """Two SMs, one request of four mma tiles and its tree, memory free: parts of 3 and 2 tiles, one partial each."""
-    constants = cost.Constants(10.0, 1.0, 0.125, 50.0, 1.0, 0.25, 1e12, 18432.0)
-    made = cost.estimate(constants, MMA, VerifyShape(1, 8), (128,), cost.Tiling(1, 8, 2, 4), 2)
-    # Tokens 0..96 are three tiles of 1 + 8/8 us; 96..136 two and ragged. 2 partials of 8 rows of 1,536 bytes.
+    """Two SMs, a request of four mma tiles and one of tree, memory free: parts of three and two tiles, a partial each."""
+    constants = cost.Constants(10.0, 1.0, 0.125, 50.0, 1.0, 0.0625, 1e12, 18432.0)
+    asked = MMA, VerifyShape(1, 32), (128,), cost.Tiling(1, 32, 2, 4), 2
+    made = cost.estimate(constants, *asked)
     assert (made.layer_us, made.tiles, made.pieces) == (10.0, 3, 1)
-    assert made.busiest_us == pytest.approx(6.0)
-    assert made.partials_us == pytest.approx(2 * 8 * 1536 / 18432)
-    ragged = replace(constants, ragged_row_us=0.5)  # the shorter piece is now the longer: 2 tiles and 8 * 0.5
-    assert cost.estimate(ragged, MMA, VerifyShape(1, 8), (128,), cost.Tiling(1, 8, 2, 4), 2).busiest_us == 8.0
+    assert made.busiest_us == pytest.approx(3 * (1 + 32 / 8))
+    assert made.partials_us == pytest.approx(2 * 32 * 1536 / 18432)
+    # Where masks are dear the shorter piece, which has the tree, takes longer.
+    masked = cost.estimate(replace(constants, ragged_row_us=0.25), *asked)
+    assert (masked.busiest_us, masked.tiles) == (pytest.approx(2 * 5 + 32 / 4), 2)
 
 
-def test_a_further_piece_of_an_sm_costs_a_piece() -> None:
+def test_a_further_piece_of_an_sm_costs_a_piece_and_whole_requests_no_partials() -> None:
     constants = cost.Constants(10.0, 1.0, 0.125, 50.0, 1.0, 0.25, 1e12, 1e12)
     one = cost.estimate(constants, MMA, VerifyShape(1, 8), (64,), cost.Tiling(1, 8, 1, 4), 1)
     two = cost.estimate(constants, MMA, VerifyShape(1, 8), (64, 64), cost.Tiling(1, 8, 1, 4), 1)
     assert two.us - one.us == pytest.approx(3 * 2.0 + 8 * 0.25 + 50.0 + 8 * 1.0)
+    assert two.partials_us == 0.0
 
 
 def test_ctas_beyond_a_wave_wait_for_the_sm_that_is_free_first() -> None:
-    """Three CTAs of 3, 2 and 2 tiles on two SMs: the third follows the second."""
+    assert cost._sm_of_ctas(np.array([3.0, 1.0, 1.0, 1.0, 1.0]), 2).tolist() == [0, 1, 1, 1, 0]
     constants = cost.Constants(1.0, 1.0, 1e-9, 5.0, 1e-9, 1e-9, 1e12, 1e12)
     made = cost.estimate(constants, MMA, VerifyShape(1, 8), (192,), cost.Tiling(1, 8, 3, 4), 2)
-    assert made.tiles == 3 + 1
+    assert made.tiles == 3 + 1  # of parts of 3, 3 and 1
     assert made.busiest_us == pytest.approx(4 * 1.0 + 5.0, rel=1e-3)
+
+
+def test_blocks_of_a_part_read_one_tile() -> None:
+    """Two SMs, memory alone: with two blocks they read one tile at a time, with one block two."""
+    slow = cost.Constants(1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9, 1e3, 1e12)
+    one, two = (
+        cost.estimate(slow, MMA, VerifyShape(1, 16), (320,), cost.Tiling(blocks, 16 // blocks, 2 // blocks, 4), 2)
+        for blocks in (1, 2)
+    )
+    assert one.busiest_us / one.tiles == pytest.approx(2 * two.busiest_us / two.tiles)
 
 
 @pytest.mark.parametrize("name", ["layer_us", "tile_us", "tile_row_us", "piece_us", "piece_row_us", "ragged_row_us"])
@@ -135,6 +148,20 @@ def test_no_tiling_has_a_smaller_worst_ratio_than_the_chosen_one(kernel, shape, 
 def test_a_plan_for_any_length_on_an_h200(max_batch, tree_tokens, heads, expected) -> None:
     made = cost.choose(H200, WGMMA, VerifyShape(heads, tree_tokens), SMS, cost.design_steps(max_batch))
     assert (made.blocks, made.block_rows, made.parts) == expected
+
+
+def test_overhead_is_what_a_piece_takes_in_tiles_of_32_tokens() -> None:
+    """By the defaults what was found by hand on an H200: 2 + rows / 18."""
+    rows = [8, 24, 40, 56, 64, 72]
+    assert [cost.overhead_tiles(H200, WGMMA, height) for height in rows] == [2 + height // 18 for height in rows]
+    assert cost.overhead_tiles(H200, MMA, 72) == 3  # whose tiles are half as long
+
+
+def test_the_worst_step_decides_and_not_the_sum() -> None:
+    """Short steps gain a little by two blocks, a long one loses much."""
+    short, long = (4096,), (65536,)
+    made = [cost.choose(H200, WGMMA, TREE, SMS, steps).blocks for steps in ((short,), (long,), (short,) * 9 + (long,))]
+    assert made == [2, 1, 1]
 
 
 def test_short_contexts_alone_take_two_lower_blocks() -> None:

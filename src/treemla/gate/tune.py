@@ -75,13 +75,13 @@ def probes(gpu: Gpu) -> list[Probe]:
         return case, cost.Tiling(blocks, kernel.block_height(shape_of(case), blocks), parts, overhead)
 
     return [
-        *(probe(high, sm_tiles) for sm_tiles in (1, 2, 3, 8)),
+        *(probe(high, sm_tiles) for sm_tiles in (1, 2, 8)),
         *(probe(high, sm_tiles, busy=sms // 2) for sm_tiles in (1, 16)),
         probe(high, 1.5),  # pieces end inside tiles, on wgmma
         *(probe(1, sm_tiles) for sm_tiles in (2, 8)),
         probe(1, 31, busy=sms // 4),  # memory waits for arithmetic
         probe(4 * high, 31, blocks=4),
-        *(probe(tokens, 16, batch=batch) for tokens in (1, high) for batch in (sms // 2, 2 * sms)),
+        *(probe(tokens, 16, batch=batch) for tokens in (1, high) for batch in (2 * sms, 8 * sms)),
     ]  # fmt: skip
 
 
