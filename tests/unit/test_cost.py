@@ -16,26 +16,29 @@ H200 = cost.DEFAULTS["wgmma"]
 TREE = VerifyShape(8, 9)
 WHOLE = cost.Tiling(1, 72, SMS, 6)
 
-# Microseconds a layer on an H200 on 2026-11-29: batch, context, T, H, blocks, rows, parts. docs/kernel.md has them too.
+# Contexts, T, H; microseconds a layer: docs/measured/2026-11-29-h200-35c2ee5-gpu-perf.jsonl. Blocks are the fewest.
 MEASURED = [
-    ((1, 4096, 9, 8, 1, 72, 132), 12.5),
-    ((1, 8192, 9, 8, 1, 72, 132), 14.6),
-    ((1, 12288, 9, 8, 1, 72, 132), 17.8),
-    ((1, 16384, 9, 8, 1, 72, 132), 16.8),
-    ((1, 65536, 9, 8, 1, 72, 132), 32.1),
-    ((8, 16384, 9, 8, 1, 72, 132), 54.2),
-    ((32, 4096, 9, 8, 1, 72, 132), 60.8),
-    ((1, 4096, 9, 8, 2, 40, 66), 11.5),
-    ((1, 8192, 9, 8, 2, 40, 66), 13.2),
-    ((1, 12288, 9, 8, 2, 40, 66), 15.0),
-    ((1, 16384, 9, 8, 2, 40, 66), 16.6),
-    ((1, 65536, 9, 8, 2, 40, 66), 38.7),
-    ((8, 16384, 9, 8, 2, 40, 66), 73.0),
-    ((32, 4096, 9, 8, 2, 40, 66), 76.0),
-    ((1, 65536, 1, 8, 1, 8, 132), 26.3),
-    ((8, 16384, 1, 8, 1, 8, 132), 47.0),
-    ((1, 65536, 32, 8, 4, 64, 33), 79.9),
-    ((8, 16384, 9, 64, 8, 72, 16), 314.0),
+    ((4096,), 9, 8, 14.6),
+    ((16384,), 9, 8, 19.4),
+    ((16384,), 9, 16, 22.6),
+    ((65536,), 1, 8, 27.0),
+    ((65536,), 9, 8, 34.5),
+    ((65536,), 16, 8, 45.4),
+    ((65536,), 32, 8, 78.7),
+    ((4096,) * 8, 9, 8, 27.2),
+    ((16384,) * 8, 1, 8, 45.4),
+    ((16384,) * 8, 9, 8, 55.9),
+    ((16384,) * 8, 9, 64, 310.4),
+    ((4096,) * 32, 9, 8, 60.8),
+    ((65536, 16384, 4096, 512), 9, 8, 43.0),
+]
+# Two blocks of 40 rows by one of 72, T = 9, H = 8: entries 20 and 21 of docs/kernel-log.md.
+TWO_BLOCKS = [
+    ((4096,), 11.5 / 12.5),
+    ((16384,), 16.6 / 16.8),
+    ((65536,), 38.7 / 32.1),
+    ((16384,) * 8, 73.0 / 54.2),
+    ((4096,) * 32, 76.0 / 60.8),
 ]
 
 shapes = st.builds(VerifyShape, st.sampled_from([1, 8, 16, 64, 128]), st.integers(1, 64))
@@ -46,12 +49,18 @@ def us(constants=H200, kernel=WGMMA, shape=TREE, contexts=(16384,), tiling=WHOLE
     return cost.estimate(constants, kernel, shape, contexts, tiling, SMS).us
 
 
-@pytest.mark.parametrize(("measured", "expected_us"), MEASURED)
-def test_the_model_is_near_what_an_h200_took(measured, expected_us) -> None:
-    batch, context, tree_tokens, heads, blocks, rows, parts = measured
-    tiling = cost.Tiling(blocks, rows, parts, 2 + rows // 18)  # as they were timed
-    got = us(shape=VerifyShape(heads, tree_tokens), contexts=(context,) * batch, tiling=tiling)
+@pytest.mark.parametrize(("contexts", "tree_tokens", "heads", "expected_us"), MEASURED)
+def test_the_model_is_near_what_an_h200_took(contexts, tree_tokens, heads, expected_us) -> None:
+    shape = VerifyShape(heads, tree_tokens)
+    blocks, rows = WGMMA.row_blocks(shape)
+    got = us(shape=shape, contexts=contexts, tiling=cost.Tiling(blocks, rows, SMS // blocks, 2 + rows // 18))
     assert got == pytest.approx(expected_us, rel=0.06)
+
+
+@pytest.mark.parametrize(("contexts", "expected"), TWO_BLOCKS)
+def test_the_model_knows_what_two_lower_blocks_cost(contexts, expected) -> None:
+    got = us(contexts=contexts, tiling=cost.Tiling(2, 40, 66, 4)) / us(contexts=contexts, tiling=WHOLE)
+    assert got == pytest.approx(expected, rel=0.1)
 
 
 def test_terms_worked_out_by_hand() -> None:
@@ -83,14 +92,12 @@ def test_ctas_beyond_a_wave_wait_for_the_sm_that_is_free_first() -> None:
     assert made.busiest_us == pytest.approx(4 * 1.0 + 5.0, rel=1e-3)
 
 
-def test_blocks_of_a_part_read_one_tile() -> None:
-    """Two SMs, memory alone: with two blocks they read one tile at a time, with one block two."""
-    slow = cost.Constants(1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9, 1e3, 1e12)
-    one, two = (
-        cost.estimate(slow, MMA, VerifyShape(1, 16), (320,), cost.Tiling(blocks, 16 // blocks, 2 // blocks, 4), 2)
-        for blocks in (1, 2)
-    )
-    assert one.busiest_us / one.tiles == pytest.approx(2 * two.busiest_us / two.tiles)
+@pytest.mark.parametrize(("blocks", "parts", "streams"), [(1, 2, 2), (2, 1, 1), (2, 2, 1)])
+def test_blocks_of_a_part_read_one_tile_and_waiting_ctas_none(blocks, parts, streams) -> None:
+    """Two SMs and memory that takes 32 * (1152 + 4) us a tile; `streams` of them at once."""
+    slow = cost.Constants(1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9, 1.0, 1e12)
+    made = cost.estimate(slow, MMA, VerifyShape(1, 16), (320,), cost.Tiling(blocks, 16 // blocks, parts, 4), 2)
+    assert made.busiest_us == pytest.approx(made.tiles * streams * 32 * 1156)
 
 
 @pytest.mark.parametrize("name", ["layer_us", "tile_us", "tile_row_us", "piece_us", "piece_row_us", "ragged_row_us"])
@@ -123,14 +130,14 @@ def test_every_tiling_covers_the_rows_with_kernels_and_parts_that_exist(kernel, 
 
 @given(kernels, shapes, st.sampled_from([(4096,), (4096, 65536)]), st.sampled_from([1, 8]))
 @settings(max_examples=30, deadline=None)
-def test_no_tiling_has_a_smaller_worst_ratio_than_the_chosen_one(kernel, shape, contexts, max_batch) -> None:
+def test_no_tiling_has_a_clearly_smaller_worst_ratio_than_the_chosen_one(kernel, shape, contexts, max_batch) -> None:
     constants, steps = cost.DEFAULTS[kernel.name], cost.design_steps(max_batch, contexts)
     chosen = cost.choose(constants, kernel, shape, SMS, steps)
     considered = [*cost.tilings(constants, kernel, shape, SMS), chosen]
     took = [[us(constants, kernel, shape, step, tiling) for step in steps] for tiling in considered]
     best = [min(column) for column in zip(*took, strict=True)]
     worst = [max(mine / least for mine, least in zip(row, best, strict=True)) for row in took]
-    assert worst[-1] == min(worst)
+    assert worst[-1] <= min(worst) * (1 + cost.ALIKE) ** 2  # blocks and parts, then the overhead
 
 
 @pytest.mark.parametrize(
@@ -165,9 +172,9 @@ def test_the_worst_step_decides_and_not_the_sum() -> None:
 
 
 def test_short_contexts_alone_take_two_lower_blocks() -> None:
-    """A lone tile an SM: arithmetic is what it waits for, and half the pieces are half the partials."""
+    """A tile or two an SM: arithmetic is what it waits for, and half the pieces are half the partials."""
     made = cost.choose(H200, WGMMA, TREE, SMS, cost.design_steps(1, (4096,)))
-    assert (made.blocks, made.block_rows, made.parts) == (2, 40, 66)
+    assert (made.blocks, made.block_rows) == (2, 40)
 
 
 def test_steps_are_each_context_in_each_batch() -> None:

@@ -62,7 +62,7 @@ def test_probes_are_launches_that_a_plan_can_make(gpu) -> None:
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_no_constant_hangs_on_a_little_noise(gpu) -> None:
-    """Standard error of each constant by the linearised fit: a percent of noise is at most 12 percent of it, and half of
+    """Standard error of each constant by the linearised fit: a percent of noise is at most 15 percent of it, and 60 of
     what a mask costs, which is a small part of any launch."""
     at = np.log(astuple(cost.DEFAULTS[gpu.kernel.name]))
 
@@ -73,8 +73,8 @@ def test_no_constant_hangs_on_a_little_noise(gpu) -> None:
     error = dict(
         zip([f.name for f in fields(cost.Constants)], np.sqrt(np.diag(np.linalg.inv(slope.T @ slope))), strict=True)
     )
-    assert error.pop("ragged_row_us") < 50
-    assert max(error.values()) < 12, error
+    assert error.pop("ragged_row_us") < 60
+    assert max(error.values()) < 15, error
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

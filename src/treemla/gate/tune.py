@@ -77,7 +77,7 @@ def probes(gpu: Gpu) -> list[Probe]:
     return [
         *(probe(high, sm_tiles) for sm_tiles in (1, 2, 8)),
         *(probe(high, sm_tiles, busy=sms // 2) for sm_tiles in (1, 16)),
-        probe(high, 1.5),  # pieces end inside tiles, on wgmma
+        probe(high, 1.5),  # on wgmma the only pieces that end inside a tile and before the tree
         *(probe(1, sm_tiles) for sm_tiles in (2, 8)),
         probe(1, 31, busy=sms // 4),  # memory waits for arithmetic
         probe(4 * high, 31, blocks=4),
