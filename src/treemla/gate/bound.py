@@ -9,13 +9,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from treemla import VerifyShape, tiles
+import torch
+
+from treemla import VerifyShape, cost, tiles
 from treemla.gate import mix, roofline, schema
 from treemla.gate.cases import CASES, GATED_CASES, VerifyCase
 from treemla.gate.exits import Exit
 from treemla.gate.findings import Finding
 from treemla.gate.kernelcode import KernelCode
 from treemla.gate.report import table
+from treemla.problem import FP8
 
 NEAR = 0.15  # median error up to which a predicted slowdown is red
 SLOWER = 0.03
@@ -67,13 +70,14 @@ class Prediction:
 def predict(case: VerifyCase, gpu: Gpu, code: Mapping[str, KernelCode]) -> Prediction | None:
     """With the target's default kernel; None where its loops are not those that TILES describes."""
     path = tiles.TARGETS[gpu.arch].paths[0]
-    blocks, rows = path.row_blocks(VerifyShape(case.heads, case.tree_tokens, page_size=case.page_size))
-    kernel, tile = code.get(path.kernel_name(rows, case.fp8_kv)), TILES.get(path.name)
+    shape = VerifyShape(case.heads, case.tree_tokens, kv_dtype=FP8 if case.fp8_kv else torch.bfloat16)
+    steps = cost.design_steps(case.batch)
+    tiling = cost.choose(cost.DEFAULTS[path.name], path, shape, gpu.multiprocessors, steps)
+    kernel, tile = code.get(path.kernel_name(tiling.block_rows, case.fp8_kv)), TILES.get(path.name)
     if kernel is None or tile is None or len(kernel.loops) != len(tile.warps):
         return None
-    parts = tiles.num_parts(blocks, gpu.multiprocessors)
-    waves = -(-blocks * parts // gpu.multiprocessors)
-    tiles_in_turn = sum(case.contexts) * waves / (parts * tile.tokens)
+    waves = -(-tiling.blocks * tiling.parts // gpu.multiprocessors)
+    tiles_in_turn = sum(case.contexts) * waves / (tiling.parts * tile.tokens)
     us = {
         unit: 1e6 * clocks * tiles_in_turn / gpu.clock_hz for unit, clocks in clocks_a_tile(kernel, tile, gpu).items()
     }
