@@ -27,13 +27,8 @@ MIXES = {
     3: (16384, 37, 4096, 0, 1000, 8191, 1, 250),
     4: (37, 0, 90, 1),
 }
-KINDS = {
-    "kv": KV_DTYPES,
-    "tree": TREES,
-    "family": (*FAMILIES, LOW),
-    "slots": SLOTS,
-    "path": PATHS,
-}  # the words of an id
+# The words of an id.
+KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": (*FAMILIES, LOW), "slots": SLOTS, "path": PATHS}
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
 NEEDLE_SCORE = 30.0
 LOW_SCORE = -96.0  # below where float32 ends, e^-87

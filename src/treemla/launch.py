@@ -189,7 +189,7 @@ def verify(
 
 
 def combine_unit_warps(plan: VerifyPlan, batch: int) -> int:
-    """Warps (1, 2, 4 or 8) that share a unit of the combine kernel: enough to read a request's partials in one go.
+    """Warps (a power of two, up to 16) that share a unit of the combine kernel: what reads a request's partials in one go.
 
     Under fixed split it depends on the plan alone: the merge order decides the last bits of the result.
     """

@@ -80,7 +80,7 @@ def test_a_payload_that_is_none_is_red(aggregate, reports, payload):
         (
             "gpu-graph.xml",
             "<testsuites>" + '<testcase name="a"/>' * 999 + "</testsuites>",
-            "1 tests passed, 200 expected",
+            "1 tests passed, 400 expected",
         ),
         ("gate.json", None, "no readable findings"),
         ("gate.json", "{}", "no readable findings"),
