@@ -11,8 +11,9 @@ from fake_sides import FINGERPRINT, WHERE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treemla.gate import baseline, bless, schema
+from treemla.gate import baseline, bless, cli, schema
 from treemla.gate.bless import Refused
+from treemla.gate.exits import Exit
 
 CASE = "verify-b1-c65536-t9-h8-p1-bf16"
 TODAY = date(2026, 12, 1)
@@ -58,6 +59,8 @@ def test_three_runs_become_a_file_that_loads_and_a_line_of_the_ledger(make):
         (runs(50.0, 50.0, 50.0, treemla="abc-dirty"), "of a commit"),
         ([replace(r, case="verify-x") for r in runs(50.0, 50.0, 50.0)], "none of the 3 runs"),
         ([], "none of the 0 runs"),
+        ([*runs(50.0, 50.0), replace(run(50.0, 7), unit="clocks")], "expected runs in us, got some in clocks"),
+        ([replace(r, unit="clocks") for r in runs(50.0, 50.0, 50.0)], "expected runs in us, got some in clocks"),
     ],
 )
 def test_few_foreign_or_unknown_runs_are_refused_and_nothing_is_written(make, taken, said):
@@ -85,6 +88,9 @@ def test_a_slower_figure_keeps_the_anchor_and_beyond_five_percent_needs_an_issue
     slower = runs(53.0, 53.0, 53.0)
     with pytest.raises(Refused, match=r"6\.0% above the best ever blessed"):
         make(slower, reason="features")
+    for no_link in ("", "later", "https://", "https://example.org/ 1"):
+        with pytest.raises(Refused, match="--issue: expected a link"):
+            make(slower, reason="features", issue=no_link)
     make(slower, reason="features", issue="https://example.org/1")
     assert baseline.find("verify", FINGERPRINT, CASE, make.root).anchor == 53.0
 
@@ -104,6 +110,31 @@ def test_a_ledger_that_was_tampered_with_is_not_appended_to(make):
         make(runs(40.0, 40.0, 40.0))
 
 
+@pytest.mark.parametrize("name", ["..", "../x", "a/b", "", "/tmp/x", ".hidden", "x\n"])
+def test_no_name_leads_out_of_the_folder_of_baselines(tmp_path, name):
+    for machine, case in ((name, CASE), (FINGERPRINT, name)):
+        with pytest.raises(baseline.BrokenBaseline, match="expected a name"):
+            baseline.path_of("verify", machine, case, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"case": "../../x"}, {"case": "verify-x"}, {"machine": "../x"}, {"issue": ""}, {"reason": " "}]
+)
+def test_wrong_arguments_of_the_command_are_wrong_usage(tmp_path, monkeypatch, change, capsys):
+    monkeypatch.setattr(bless.baseline, "path_of", lambda *_: pytest.fail("went on"))
+    schema.dump(tmp_path / "a.jsonl", runs(50.0, 50.0, 50.0))
+    given = {"case": CASE, "machine": FINGERPRINT, "reason": "why", "issue": "https://example.org/1", **change}
+    options = [f"--{name}={given[name]}" for name in ("machine", "reason", "issue")]
+    assert cli.main(["bless", given["case"], "--from", str(tmp_path / "a.jsonl"), *options]) == Exit.USAGE
+    assert next(iter(change)) in capsys.readouterr().out
+
+
+def test_a_ledger_that_is_no_text_is_refused(make):
+    (make.root / bless.LEDGER).write_bytes(b"\xff\xfe")
+    with pytest.raises(Refused, match="UTF-8"):
+        make(runs(50.0, 50.0, 50.0))
+
+
 @pytest.fixture
 def stored(make):
     make(runs(50.0, 51.0, 50.5))
@@ -114,7 +145,9 @@ def stored(make):
     "change",
     [
         {"median": 60.0}, {"mad": 9.0}, {"anchor": -1.0}, {"anchor": None}, {"machine": "ffffffffffff"}, {"metric": "triton_ratio"},
-        {"sessions": []}, {"sessions": [{"value": 1}]}, {"valid_until": "soon"}, {"extra": 1}, {"case": "another"},
+        {"sessions": []}, {"sessions": [{"value": 1}]}, {"valid_until": "soon"}, {"extra": 1}, {"unit": "clocks"},
+        {"case": 5}, {"anchor": "1"}, {"blessed": None}, {"sessions": [{"value": 50.0, "start": 1, "commit": "a", "date": "b"}]},
+        {"case": "another"},
     ],
 )  # fmt: skip
 def test_a_file_edited_by_hand_does_not_load(stored, change):

@@ -202,6 +202,15 @@ def test_a_quarantined_slowdown_is_reported_and_passes_until_it_expires(gate, ch
     assert gate(Machine(US))[0] == Exit.FAILED
 
 
+def test_a_quarantine_that_does_not_load_stops_the_gate_before_it_measures(monkeypatch, tmp_path):
+    def broken():
+        raise baseline.BrokenBaseline("quarantine.toml: broken")
+
+    monkeypatch.setattr(quarantine, "load", broken)
+    monkeypatch.setattr(gating, "this_machine", lambda _: pytest.fail("went on"))
+    assert cli.main(["gate", "--base", str(tmp_path)]) == Exit.BASELINE_MISSING
+
+
 def test_no_quarantine_excuses_a_wrong_result_or_a_missing_baseline(gate, checkout):
     head, _, entries = checkout
     entries.append(entry(TODAY))

@@ -79,5 +79,6 @@ def test_verbs_and_layers_are_merged_by_the_command(tmp_path, capsys):
     assert cli.main(["report", *sources, "--md", str(tmp_path / "all.md")]) == Exit.AMBIGUOUS
     assert "k: why" in (tmp_path / "all.md").read_text()
     assert cli.main(["report", sources[0], sources[2], "--expect", "unit=2"]) == Exit.PASS
-    assert cli.main(["report", sources[0], "--expect", "unit"]) == Exit.USAGE
+    for pair in ("unit", "unit=", "=2", "unit=²", "unit=٢", "unit=-1", "unit=" + "9" * 5000):
+        assert cli.main(["report", sources[0], "--expect", pair]) == Exit.USAGE
     assert cli.main(["report", str(tmp_path / "absent.json")]) == Exit.NOTHING_MEASURED

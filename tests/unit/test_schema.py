@@ -64,6 +64,34 @@ def test_a_record_that_was_edited_or_cut_does_not_load(tmp_path, record):
         schema.load(path)
 
 
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        (measurement(case=5), "case: expected str, got 5"),
+        (measurement(mad=True), "mad: expected float"),
+        (measurement(samples="123"), "samples"),
+        (measurement(samples=[1.0, "2", 3.0]), r"samples\[1\]: expected float, got '2'"),
+        (measurement(samples=[10**400]), r"samples\[0\]"),
+        (measurement(where={**asdict(WHERE), "fingerprint": ["a"]}), "where: fingerprint: expected str"),
+        (measurement(where={**asdict(WHERE), "start": 3}), "where: start"),
+        (measurement(where={**asdict(WHERE), "date": 20260102}), "where: date"),
+        (measurement(where=3), "where: expected an object"),
+    ],
+)
+def test_a_field_of_another_type_is_named(tmp_path, record, named):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(ValueError, match=named):
+        schema.load(path)
+
+
+def test_bytes_that_are_no_text_do_not_load_and_the_file_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"a\.jsonl: expected a file of UTF-8 text"):
+        schema.load(path)
+
+
 @pytest.mark.parametrize("text", ["", "\n", "{", '{"case": "verify'])
 def test_an_empty_or_truncated_file_does_not_load(tmp_path, text):
     path = tmp_path / "a.jsonl"

@@ -5,19 +5,22 @@ lies where another belongs, does not load.
 """
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from treemla.gate.decide import MIN_SESSIONS
 from treemla.gate.fingerprint import REPO
+from treemla.gate.records import made_of, text_of
 
 SCHEMA = Path(__file__).with_name("baseline.schema.json")
 ROOT = REPO / "perf_baselines"
 FOLDERS = {"verify": "kernel", "triton_ratio": "ratio"}  # by metric
+UNITS = {"verify": "us", "triton_ratio": "ratio"}
 
 
 class BrokenBaseline(ValueError):
@@ -57,6 +60,8 @@ class Baseline:
         cls, case: str, metric: str, unit: str, machine: str, sessions: Sequence[Session], *, anchor: float, blessed: str,
         valid_until: str,
     ) -> Self:  # fmt: skip
+        if unit != UNITS[metric]:
+            raise BrokenBaseline(f"unit of {case} {metric}: expected {UNITS[metric]}, got {unit}")
         values = [session.value for session in sessions]
         if not values or not all(0 < value < float("inf") for value in values):
             raise BrokenBaseline(f"sessions of {case} {metric}: expected positive finite values, got {values}")
@@ -88,6 +93,10 @@ class Baseline:
 
 
 def path_of(metric: str, machine: str, case: str, root: Path = ROOT) -> Path:
+    """BrokenBaseline for a machine or a case that is no name, and so might lead out of `root`."""
+    for name, text in (("machine", machine), ("case", case)):
+        if not is_name(text):
+            raise BrokenBaseline(f"{name}: expected a name of letters, digits and _.-, got {text!r}")
     return root / FOLDERS[metric] / machine / f"{case}.json"
 
 
@@ -99,27 +108,36 @@ def find(metric: str, machine: str, case: str, root: Path = ROOT) -> Baseline | 
 
 def load(path: Path, root: Path = ROOT) -> Baseline:
     try:
-        held = _parse(json.loads(path.read_text()))
-    except (OSError, TypeError, KeyError, AttributeError, ValueError) as error:
+        held = _parse(json.loads(text_of(path)))
+    except (KeyError, ValueError) as error:
         raise BrokenBaseline(f"{path}: expected a baseline as in {SCHEMA.name}: {error}") from error
     if held.path(root) != path:
         raise BrokenBaseline(f"{path}: holds the figures of {held.path(root)}")
     return held
 
 
-def _parse(record: dict[str, Any]) -> Baseline:
-    wanted = {f.name for f in fields(Baseline)}
-    if set(record) != wanted:
-        raise BrokenBaseline(f"fields missing or unknown: {sorted(set(record) ^ wanted)}")
-    sessions = [Session(**session) for session in record["sessions"]]
-    same = {name: record[name] for name in ("case", "metric", "unit", "machine", "anchor", "blessed", "valid_until")}
-    date.fromisoformat(record["valid_until"])
-    made = Baseline.of(sessions=sessions, **same)
-    if (made.median, made.mad) != (record["median"], record["mad"]):
+def _parse(record: object) -> Baseline:
+    held = made_of(Baseline, record)
+    date.fromisoformat(held.valid_until)
+    made = Baseline.of(
+        held.case, held.metric, held.unit, held.machine, held.sessions, anchor=held.anchor, blessed=held.blessed,
+        valid_until=held.valid_until,
+    )  # fmt: skip
+    if made != held:
         raise BrokenBaseline(f"median and mad: expected {made.median} and {made.mad} from the sessions")
     if not 0 < made.anchor < float("inf"):
         raise BrokenBaseline(f"anchor: expected a positive number, got {made.anchor}")
     return made
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be a file's or a folder's name here: neither "..", nor with a slash."""
+    return bool(re.fullmatch(r"\w[\w.-]*", text, re.ASCII))
+
+
+def is_link(text: object) -> bool:
+    """Whether a text is where something was discussed."""
+    return isinstance(text, str) and text.isprintable() and bool(re.fullmatch(r"https://\S+", text))
 
 
 def today() -> date:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from treemla.gate import baseline, decide, schema
 from treemla.gate.baseline import Baseline, Session
+from treemla.gate.records import made_of, text_of
 
 LEDGER = "blessings.jsonl"
 MIN_RUNS = 3  # of different starts of the machine
@@ -50,12 +51,12 @@ def bless(
 ) -> list[Blessing]:
     """Store what the runs of `case` say of each metric; its lines are appended to the ledger.
 
-    machine: the fingerprint that the runs must carry. Sessions of the same level are added to those stored; a loosened
+    machine: the fingerprint that the runs must carry. issue: a link. Sessions of the same level are added to those stored; a loosened
     baseline starts anew. Refused where runs are few, foreign or of one start; where the reason is missing; and where
     the figure is MAX_CREEP above the best ever blessed and no issue says why.
     """
-    if not reason.strip():
-        raise Refused("--reason: expected a text: who reads the ledger in a year asks why")
+    if problem := problem_of(machine, reason, issue):
+        raise Refused(problem)
     chosen = {metric: [run for run in runs if (run.case, run.metric) == (case, metric)] for metric in baseline.FOLDERS}
     if not any(chosen.values()):
         raise Refused(f"{case}: none of the {len(runs)} runs is of this case")
@@ -80,14 +81,28 @@ def bless(
     return made
 
 
+def problem_of(machine: str, reason: str, issue: str | None) -> str:
+    """What is wrong with the arguments, whatever the runs are; empty where nothing is."""
+    if not baseline.is_name(machine):
+        return f"--machine: expected a class as gate prints it, got {machine!r}"
+    if not reason.strip():
+        return "--reason: expected a text: who reads the ledger in a year asks why"
+    if issue is not None and not baseline.is_link(issue):
+        return f"--issue: expected a link (https://...), got {issue!r}"
+    return ""
+
+
 def read_ledger(path: Path) -> list[Blessing]:
     """Refused names the line that is no blessing."""
-    lines = path.read_text().splitlines() if path.is_file() else []
+    try:
+        lines = text_of(path).splitlines() if path.exists() else []
+    except ValueError as error:
+        raise Refused(str(error)) from error
     made = []
     for number, line in enumerate(lines, 1):
         try:
-            made.append(Blessing(**json.loads(line)))
-        except (TypeError, ValueError) as error:
+            made.append(made_of(Blessing, json.loads(line)))
+        except ValueError as error:
             raise Refused(f"{path}:{number}: expected a blessing, got {line[:80]!r}: {error}") from error
     return made
 
@@ -102,7 +117,9 @@ def _baseline(
     number: str,
 ) -> tuple[Baseline, Baseline | None]:
     """(new, old)"""
-    case, unit = runs[0].case, runs[0].unit
+    case, unit = runs[0].case, baseline.UNITS[metric]
+    if units := sorted({run.unit for run in runs} - {unit}):
+        raise Refused(f"{case} {metric}: expected runs in {unit}, got some in {', '.join(units)}")
     foreign = sorted({str(run.where.fingerprint) for run in runs} - {machine})
     if foreign:
         raise Refused(f"{case} {metric}: expected runs of machine class {machine}, got some of {', '.join(foreign)}")

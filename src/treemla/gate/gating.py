@@ -33,6 +33,7 @@ def gate(cases: Sequence[VerifyCase], base: str, commit: str | None, out: Path, 
 
     Writes into the folder `out`: sessions.jsonl, what `bless` and `history` read. BaselineMissing, InvalidEnvironment.
     """
+    excused = quarantine.load()  # a file that is broken stops this before anything is measured
     here = this_machine(commit)
     with tempfile.TemporaryDirectory() as scratch:
         base_tree = trees.find(base, Path(scratch))
@@ -43,10 +44,9 @@ def gate(cases: Sequence[VerifyCase], base: str, commit: str | None, out: Path, 
         measured, sessions = beside(cases, (pairs.HEAD, BASE, PEER), base_tree, Path(scratch), here, wait_s)
     if sessions:
         schema.dump(out / "sessions.jsonl", sessions)
-    return replace(
-        measured,
-        found=(*removed, *quarantine.apply(measured.found, baseline.today()), *quarantine.overdue(baseline.today())),
-    )
+    today = baseline.today()
+    applied, overdue = quarantine.apply(measured.found, today, excused), quarantine.overdue(today, excused)
+    return replace(measured, found=(*removed, *applied, *overdue))
 
 
 def selfcheck(cases: Sequence[VerifyCase], commit: str | None, wait_s: float = 600.0) -> Findings:

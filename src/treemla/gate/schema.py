@@ -4,9 +4,11 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+from treemla.gate.records import made_of, text_of
 
 SCHEMA = Path(__file__).with_name("result.schema.json")
 
@@ -64,10 +66,10 @@ def dump(path: Path, measurements: Iterable[Measurement]) -> None:
 def load(path: Path) -> list[Measurement]:
     """Read what `dump` wrote. ValueError names the line that is no measurement, or the file that holds none."""
     made = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(text_of(path).splitlines(), 1):
         try:
             made.append(_parse(json.loads(line)))
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(
                 f"{path}:{number}: expected a measurement as in {SCHEMA.name}, got {line[:120]!r}: {error}"
             ) from error
@@ -76,12 +78,10 @@ def load(path: Path) -> list[Measurement]:
     return made
 
 
-def _parse(record: dict[str, Any]) -> Measurement:
-    """Every field and no other, and a value that is the samples' median: a record edited by hand does not load."""
-    given, wanted = set(record), {f.name for f in fields(Measurement)}
-    if given != wanted:
-        raise ValueError(f"fields missing or unknown: {sorted(given ^ wanted)}")
-    made = Measurement.of(record["case"], record["metric"], record["unit"], record["samples"], Where(**record["where"]))
-    if (made.value, made.mad) != (record["value"], record["mad"]):
+def _parse(record: object) -> Measurement:
+    """Every field and no other, each of its type, and a value that is the samples' median: a record edited by hand does not load."""
+    held = made_of(Measurement, record)
+    made = Measurement.of(held.case, held.metric, held.unit, held.samples, held.where)
+    if made != held:
         raise ValueError(f"value and mad: expected {made.value} and {made.mad} from the samples")
     return made

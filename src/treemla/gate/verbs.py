@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -134,8 +135,11 @@ def run_explain(given: argparse.Namespace) -> Findings:
 
 
 def run_bless(given: argparse.Namespace) -> Findings:
-    from treemla.gate.bless import Refused, bless
+    from treemla.gate.bless import Refused, bless, problem_of
 
+    _gated(given.case)
+    if problem := problem_of(given.machine, given.reason, given.issue):
+        raise Unusable(problem)
     try:
         made = bless(given.case, _runs(given.sources), given.reason, today(), machine=given.machine, issue=given.issue)
     except Refused as error:
@@ -155,7 +159,10 @@ def run_history(given: argparse.Namespace) -> Findings:
 def run_quarantine(given: argparse.Namespace) -> Findings:
     from treemla.gate import quarantine
 
-    if given.case:
+    if given.case is not None:
+        _gated(given.case)
+        if not 0 <= given.days <= quarantine.MAX_DAYS:
+            raise Unusable(f"--days: expected at most {quarantine.MAX_DAYS}, got {given.days}")
         until = today() + timedelta(days=given.days)
         entry = quarantine.Entry(given.case, given.owner or "", given.reason or "", given.issue or "", today(), until)
         if problem := quarantine.problem_of(entry):
@@ -174,7 +181,7 @@ def run_report(given: argparse.Namespace) -> Findings:
     expected = {}
     for pair in given.expect:
         name, _, count = pair.partition("=")
-        if not name or not count.isdigit():
+        if not name or not re.fullmatch(r"[0-9]{1,9}", count):
             raise Unusable(f"--expect: expected NAME=TESTS, got {pair!r}")
         expected[name] = int(count)
     return merge(given.sources, expected)
@@ -185,6 +192,12 @@ def _chosen(texts: Sequence[str] | None) -> list[VerifyCase]:
     if not found:
         raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in GATED_CASES)}, got {texts}")
     return found
+
+
+def _gated(case: str) -> None:
+    ids = [known.id for known in GATED_CASES]
+    if case not in ids:
+        raise Unusable(f"case: expected one of {', '.join(ids)}, got {case!r}")
 
 
 def _runs(paths: Sequence[Path]) -> list[schema.Measurement]:
