@@ -3,7 +3,9 @@
 import argparse
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,10 +14,12 @@ from treemla.gate.baseline import BrokenBaseline, today
 from treemla.gate.cases import GATED_CASES, VerifyCase, chosen
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
+from treemla.gate.outputs import expect_writable
 
 Made = Callable[[argparse.Namespace], Findings]
 SESSIONS = Path("build/gate/sessions.jsonl")
 FINDINGS = Path("build/gate/gate.json")
+FORMS = {"json": "for programs", "junit": "as test cases", "md": "for a pull request"}
 
 
 class Unusable(ValueError):
@@ -75,7 +79,7 @@ def _verb(
     verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, made: Made, words: str
 ) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=words)
-    for form, text in (("json", "for programs"), ("junit", "as test cases"), ("md", "for a pull request")):
+    for form, text in FORMS.items():
         verb.add_argument(f"--{form}", type=Path, metavar="PATH", help=f"write the findings there, {text}")
     verb.set_defaults(run=lambda given: show(given, made))
     return verb
@@ -90,16 +94,41 @@ def _measuring(verb: argparse.ArgumentParser) -> None:
 
 
 def show(given: argparse.Namespace, made: Made) -> Exit:
-    """Run a verb. What keeps it from a verdict is a finding too: files that were asked for are always written."""
+    """Run a verb. What keeps it from a verdict is a finding too: files that were asked for are always written.
+
+    A path that cannot be written, or must not, is wrong usage before anything is done.
+    """
+    try:
+        expect_writable(_outputs(given), _inputs(given))
+    except ValueError as error:
+        print(f"{given.verb}: {Exit.USAGE.name}: {error}", file=sys.stderr)
+        return Exit.USAGE
     try:
         findings = made(given)
     except (InvalidEnvironment, BaselineMissing, BrokenBaseline, Unusable) as error:
         exits = {InvalidEnvironment: Exit.INVALID_ENVIRONMENT, Unusable: Exit.USAGE}
         code = exits.get(type(error), Exit.BASELINE_MISSING)
         findings = Findings(given.verb, (Finding(given.verb, "no verdict", code, str(error)),))
-    findings.write(given.json, given.junit, given.md)
+    try:
+        findings.write(given.json, given.junit, given.md)
+    except OSError as error:  # a disk that filled up meanwhile
+        cause = Finding(given.verb, "not written", Exit.USAGE, f"what was asked for: {error}")
+        findings = replace(findings, found=(*findings.found, cause))
     print(findings.text())
     return findings.exit
+
+
+def _outputs(given: argparse.Namespace) -> dict[str, Path]:
+    made = {f"--{form}": path for form in FORMS if (path := getattr(given, form)) is not None}
+    return {**made, "--out": given.out / SESSIONS.name} if "out" in given else made
+
+
+def _inputs(given: argparse.Namespace) -> list[Path]:
+    """Every path among the arguments that is no output."""
+    held = [value for name, value in vars(given).items() if name not in {*FORMS, "out"}]
+    return [
+        path for value in held for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)
+    ]
 
 
 def run_gate(given: argparse.Namespace) -> Findings:
@@ -119,6 +148,8 @@ def run_static(given: argparse.Namespace) -> Findings:
 
     if given.bless is not None and not given.bless.strip():
         raise Unusable("--bless: expected a reason")
+    if given.bless and given.against:
+        raise Unusable("--against: expected none beside --bless, which compares with nothing that could refuse it")
     return bless(given.bless) if given.bless else static_gate(given.against)
 
 
