@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treemla import tiles
-from treemla.gate import kernelcode, mix, static_gate
+from treemla import nvcc, tiles
+from treemla.gate import cli, kernelcode, mix, sass, static, static_gate
 from treemla.gate.baseline import BrokenBaseline
 from treemla.gate.exits import Exit
 from treemla.gate.kernelcode import KernelCode
@@ -142,6 +143,71 @@ def test_a_broken_rule_is_red_at_the_kernel_that_it_names():
     made = {f.name: f for f in static_gate.broken("sm_120a", problems, found)}
     assert {name for name, f in made.items() if f.exit is Exit.FAILED} == {f"sm_120a {names[3]}", "sm_120a"}
     assert made[f"sm_120a {names[3]}"].text == "; ".join(problems[:2])
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """What compiling an architecture gives, in the place of nvcc: ({arch: problems}, {arch: an error})."""
+    problems, errors = {}, {}
+
+    def report(arch):
+        if arch in errors:
+            raise errors[arch]
+        return static.StaticReport(arch, (), tuple(problems.get(arch, ())))
+
+    monkeypatch.setattr(static_gate.static, "report", report)
+    monkeypatch.setattr(
+        static_gate, "compiled", lambda target: {n: replace(k, arch=target.arch) for n, k in kernels(target).items()}
+    )
+    monkeypatch.setattr(nvcc, "find", lambda: Path("nvcc"))
+    monkeypatch.setattr(nvcc, "version", lambda _: "13.0.88")
+    return problems, errors
+
+
+def test_kernels_that_keep_the_rules_are_stored(compiler, tmp_path):
+    assert static_gate.bless("first", tmp_path).exit is Exit.PASS
+    for target in tiles.TARGETS.values():
+        assert set(kernelcode.load_all(target.arch, tmp_path)) == set(target.kernel_names)
+
+
+@pytest.mark.parametrize("arch", tiles.TARGETS)
+@pytest.mark.parametrize("error", [nvcc.NvccError("line 3"), sass.UnreadableOutput("nothing")])
+def test_nothing_is_stored_where_an_architecture_does_not_compile(compiler, tmp_path, arch, error):
+    compiler[1][arch] = error
+    made = static_gate.bless("first", tmp_path)
+    assert made.exit is Exit.FAILED and str(error) in made.text()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arch", tiles.TARGETS)
+def test_nothing_is_stored_where_a_kernel_breaks_the_rules(compiler, tmp_path, arch):
+    name = tiles.TARGETS[arch].kernel_names[0]
+    compiler[0][arch] = [f"{name}: spills 8 bytes"]
+    made = static_gate.bless("first", tmp_path)
+    assert made.exit is Exit.FAILED and "spills 8 bytes" in made.text()
+    assert not list(tmp_path.iterdir())
+
+
+def test_blessing_without_a_compiler_is_exit_4(compiler, monkeypatch, capsys):
+    compiler[1]["sm_90a"] = nvcc.NvccMissing("nvcc: none")
+    monkeypatch.setattr(kernelcode, "load_all", lambda *_: pytest.fail("went on"))
+    assert cli.main(["static", "--bless", "why"]) == Exit.INVALID_ENVIRONMENT
+    assert "nvcc: none" in capsys.readouterr().out
+
+
+def test_blessing_beside_a_comparison_is_wrong_usage(monkeypatch):
+    monkeypatch.setattr(static_gate, "bless", lambda *_: pytest.fail("went on"))
+    assert cli.main(["static", "--bless", "why", "--against", "stored"]) == Exit.USAGE
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"\xff\xfe", b""])
+def test_committed_times_that_do_not_load_are_named_before_anything_is_compiled(tmp_path, monkeypatch, content, capsys):
+    (tmp_path / "docs/measured").mkdir(parents=True)
+    (tmp_path / "docs/measured/bad-gpu-perf.jsonl").write_bytes(content)
+    monkeypatch.setattr(static_gate, "REPO", tmp_path)
+    monkeypatch.setattr(static_gate, "compile_all", lambda: pytest.fail("went on"))
+    assert cli.main(["static"]) == Exit.BASELINE_MISSING
+    assert "bad-gpu-perf.jsonl" in capsys.readouterr().out
 
 
 def test_what_is_stored_loads_as_it_was_and_as_the_schema_says(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treemla import cubins, nvcc, tiles
 from treemla.gate import bound, kernelcode, mix, sass, schema, static, trees
-from treemla.gate.baseline import ROOT, today
+from treemla.gate.baseline import ROOT, BrokenBaseline, today
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.fingerprint import REPO
@@ -34,29 +34,36 @@ def static_gate(against: str | None) -> Findings:
 
     InvalidEnvironment without a compiler; BaselineMissing where the base has no source that compiles.
     """
-    found: list[Finding] = []
+    times = measured()
     loops: list[list[object]] = []
-    code: dict[str, dict[str, KernelCode]] = {}
     before: dict[str, dict[str, KernelCode]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         base = None if against in {None, STORED} else trees.find(str(against), Path(scratch))
-        for arch, target in tiles.TARGETS.items():
-            try:
-                report, code[arch] = static.report(arch), compiled(target)
-            except nvcc.NvccMissing as error:
-                raise InvalidEnvironment(str(error)) from error
-            except (nvcc.NvccError, sass.UnreadableOutput) as error:
-                found.append(Finding(arch, "broken", Exit.FAILED, str(error)))
-                continue
+        reports, code, found = compile_all()
+        for arch, report in reports.items():
+            target = tiles.TARGETS[arch]
             if against:
                 before[arch] = _base(base, target) if base else kernelcode.load_all(arch)
             found += broken(arch, report.problems, judge_all(target, code[arch], before.get(arch), stored=base is None))
             loops += [[arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
     notes = [f"Loops that use the tensor cores:\n\n{table(['arch', 'kernel', 'all', *sass.CLASSES], loops)}\n"]
     if len(code) == len(tiles.TARGETS):
-        found += bound.slowed(before, code, measured())
-        notes.append(f"What the instructions allow, by a model of one tile:\n\n{bound.shown(code, measured())}\n")
+        found += bound.slowed(before, code, times)
+        notes.append(f"What the instructions allow, by a model of one tile:\n\n{bound.shown(code, times)}\n")
     return Findings("static", tuple(found), tuple(notes))
+
+
+def compile_all() -> tuple[dict[str, static.StaticReport], dict[str, dict[str, KernelCode]], list[Finding]]:
+    """({arch: report}, {arch: its kernels}, a red finding an architecture that does not compile) of this checkout."""
+    reports, code, found = {}, {}, []
+    for arch, target in tiles.TARGETS.items():
+        try:
+            reports[arch], code[arch] = static.report(arch), compiled(target)
+        except nvcc.NvccMissing as error:
+            raise InvalidEnvironment(str(error)) from error
+        except (nvcc.NvccError, sass.UnreadableOutput) as error:
+            found.append(Finding(arch, "broken", Exit.FAILED, str(error)))
+    return reports, code, found
 
 
 def broken(arch: str, problems: Sequence[str], found: Sequence[Finding]) -> list[Finding]:
@@ -72,22 +79,32 @@ def broken(arch: str, problems: Sequence[str], found: Sequence[Finding]) -> list
 
 
 def measured() -> list[schema.Measurement]:
-    """The newest committed times of kernels."""
-    files = [schema.load(path) for path in (REPO / "docs/measured").glob("*-gpu-perf.jsonl")]
+    """The newest committed times of kernels. BrokenBaseline names a file of them that does not load."""
+    try:
+        files = [schema.load(path) for path in (REPO / "docs/measured").glob("*-gpu-perf.jsonl")]
+    except ValueError as error:
+        raise BrokenBaseline(str(error)) from error
     return max(files, key=lambda runs: runs[0].where.date, default=[])
 
 
 def bless(reason: str, root: Path = ROOT) -> Findings:
-    """Store what the sources compile to now, for every architecture, with a line in the ledger."""
-    found = []
-    for target in tiles.TARGETS.values():
-        code, old = compiled(target), kernelcode.load_all(target.arch, root)
-        for name in set(old) - set(code):
-            kernelcode.path_of(target.arch, name, root).unlink()
-        for name, held in code.items():
+    """Store what the sources compile to now, for every architecture, with a line in the ledger.
+
+    Nothing is stored where one does not compile or a kernel breaks the rules: those findings are red.
+    """
+    reports, code, found = compile_all()
+    for arch, report in reports.items():
+        found += broken(arch, report.problems, judge_all(tiles.TARGETS[arch], code[arch], None))
+    if refused := [finding for finding in found if finding.exit is not Exit.PASS]:
+        return Findings("static", tuple(refused), ("Nothing was stored.",))
+    stored, found = {arch: kernelcode.load_all(arch, root) for arch in code}, []
+    for arch, old in stored.items():
+        for name in set(old) - set(code[arch]):
+            kernelcode.path_of(arch, name, root).unlink()
+        for name, held in code[arch].items():
             held.dump(root)
             verdict, _, text = judge(old[name], held) if name in old else ("new", Exit.PASS, "")
-            found.append(Finding(f"{target.arch} {name}", f"blessed ({verdict})", Exit.PASS, text))
+            found.append(Finding(f"{arch} {name}", f"blessed ({verdict})", Exit.PASS, text))
     said = [f"{finding.name}: {finding.text}" for finding in found if finding.text]
     line = {"date": today().isoformat(), "reason": reason, "compiler": nvcc.version(nvcc.find()), "changes": said}
     with (root / LEDGER).open("a") as ledger:
