@@ -42,11 +42,40 @@ def test_json_is_read_back_as_it_was(found):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '{"title": "gate", "exit": "PASS", "found": [], "notes": []}', '{"title": "gate"', "\0"]
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"title": "gate", "exit": "PASS", "found": [], "notes": []}',
+        '{"title": "gate"',
+        "\0",
+        "[" * 99_999,
+    ],
 )
 def test_json_that_is_none_or_claims_a_pass_is_an_error(text):
     with pytest.raises(ValueError, match="expected"):
         Findings.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": 5},
+        {"verdict": None},
+        {"text": []},
+        {"cells": 3},
+        {"cells": {"us": 1}},
+        {"data": []},
+        {"more": 1},
+        {"exit": 1},
+    ],
+)
+def test_a_finding_with_a_field_of_another_type_is_an_error(change):
+    held = json.loads(Findings("gate", (SLOWER,)).as_json())
+    held["found"][0] |= change
+    with pytest.raises(ValueError, match="expected findings as JSON"):
+        Findings.from_json(json.dumps(held))
 
 
 def test_a_verdict_edited_in_the_json_is_an_error():

@@ -9,6 +9,7 @@ from fake_sides import WHERE
 
 from treemla.gate import cli, history, schema, trend
 from treemla.gate.exits import Exit
+from treemla.gate.findings import Finding, Findings
 
 CASE = "verify-b1-c65536-t9-h8-p1-bf16"
 
@@ -107,6 +108,17 @@ def test_the_commands_read_files_and_say_what_is_wrong_with_them(tmp_path, capsy
     bad.write_text('{"case": NaN}\n')
     assert cli.main(["compare", "--base", str(good), "--head", str(good)]) == Exit.PASS
     assert cli.main(["history", "verify", "--from", str(good)]) == Exit.PASS
-    for path in (bad, tmp_path / "absent"):
+    deep, binary = tmp_path / "deep.jsonl", tmp_path / "binary.jsonl"
+    deep.write_text("[" * 99_999)
+    binary.write_bytes(b"\xff\xfe")
+    for path in (bad, deep, binary, tmp_path, tmp_path / "absent"):
         assert cli.main(["compare", "--base", str(good), "--head", str(path)]) == Exit.BASELINE_MISSING
         assert path.name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", [{"parts": 3}, {"parts": {"base": {}}}, {"us": {"head": ["x"]}}])
+def test_explain_says_which_figures_it_cannot_read(tmp_path, data, capsys):
+    path = tmp_path / "gate.json"
+    path.write_text(Findings("gate", (Finding(CASE, "same", Exit.PASS, data=data),)).as_json())
+    assert cli.main(["explain", CASE, "--from", str(path)]) == Exit.BASELINE_MISSING
+    assert "expected the figures that gate writes" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from typing import Self
 
 from treemla.gate.decide import MIN_SESSIONS
 from treemla.gate.fingerprint import REPO
-from treemla.gate.records import made_of, text_of
+from treemla.gate.records import made_of, parsed, text_of
 
 SCHEMA = Path(__file__).with_name("baseline.schema.json")
 ROOT = REPO / "perf_baselines"
@@ -108,7 +108,7 @@ def find(metric: str, machine: str, case: str, root: Path = ROOT) -> Baseline | 
 
 def load(path: Path, root: Path = ROOT) -> Baseline:
     try:
-        held = _parse(json.loads(text_of(path)))
+        held = _parse(parsed(text_of(path)))
     except (KeyError, ValueError) as error:
         raise BrokenBaseline(f"{path}: expected a baseline as in {SCHEMA.name}: {error}") from error
     if held.path(root) != path:

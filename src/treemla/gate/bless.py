@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treemla.gate import baseline, decide, schema
 from treemla.gate.baseline import Baseline, Session
-from treemla.gate.records import made_of, text_of
+from treemla.gate.records import made_of, parsed, text_of
 
 LEDGER = "blessings.jsonl"
 MIN_RUNS = 3  # of different starts of the machine
@@ -101,7 +101,7 @@ def read_ledger(path: Path) -> list[Blessing]:
     made = []
     for number, line in enumerate(lines, 1):
         try:
-            made.append(made_of(Blessing, json.loads(line)))
+            made.append(made_of(Blessing, parsed(line)))
         except ValueError as error:
             raise Refused(f"{path}:{number}: expected a blessing, got {line[:80]!r}: {error}") from error
     return made

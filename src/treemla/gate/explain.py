@@ -1,6 +1,6 @@
 """`treemla explain`: every figure behind the verdict on a case, process by process."""
 
-from treemla.gate.exits import Exit
+from treemla.gate.exits import BaselineMissing, Exit
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.judge import percent
 
@@ -12,7 +12,11 @@ def explain(findings: Findings, case: str) -> Findings:
     if not chosen:
         names = ", ".join(finding.name for finding in findings.found)
         return Findings("explain", (Finding(case, "unknown", Exit.USAGE, f"expected part of one of {names}"),))
-    return Findings("explain", chosen, tuple(line for finding in chosen for line in figures(finding)))
+    try:
+        lines = tuple(line for finding in chosen for line in figures(finding))
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise BaselineMissing(f"{case}: expected the figures that gate writes: {error!r}") from error
+    return Findings("explain", chosen, lines)
 
 
 def figures(finding: Finding) -> list[str]:

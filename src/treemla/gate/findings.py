@@ -8,6 +8,7 @@ from typing import Any, Self
 from xml.etree import ElementTree as ET
 
 from treemla.gate.exits import Exit, gravest
+from treemla.gate.records import made_of, parsed
 from treemla.gate.report import table
 
 MARKER = "<!-- treemla-gate:v1 -->"  # by which a bot finds the comment that it wrote before
@@ -78,9 +79,9 @@ class Findings:
     def from_json(cls, text: str) -> Self:
         """What `as_json` wrote; ValueError for anything else, an exit that does not follow from the findings too."""
         try:
-            held = json.loads(text)
-            found = tuple(Finding(**{**f, "exit": Exit[f["exit"]]}) for f in held["found"])
-            made = cls(held["title"], found, tuple(held["notes"]))
+            held = parsed(text)
+            found = [{**f, "exit": Exit[f["exit"]]} for f in held["found"]]
+            made = made_of(cls, {"title": held["title"], "found": found, "notes": held["notes"]})
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"expected findings as JSON, got {text[:80]!r}: {error}") from error
         if held.get("exit") != made.exit.name:

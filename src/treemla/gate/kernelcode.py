@@ -12,6 +12,7 @@ from typing import Any
 from treemla import launch, launch_moves, nvcc, tiles
 from treemla.gate import sass, static
 from treemla.gate.baseline import ROOT, BrokenBaseline
+from treemla.gate.records import parsed, text_of
 
 SCHEMA = Path(__file__).with_name("static.schema.json")
 SM_SHARED_BYTES = {"sm_90a": 233_472, "sm_120a": 102_400}  # of a multiprocessor, CUDA's programming guide
@@ -135,8 +136,8 @@ def load_all(arch: str, root: Path = ROOT) -> dict[str, KernelCode]:
 
 def _load(path: Path, arch: str) -> KernelCode:
     try:
-        made = _parse(json.loads(path.read_text()))
-    except (OSError, TypeError, KeyError, AttributeError, ValueError) as error:
+        made = _parse(parsed(text_of(path)))
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise BrokenBaseline(f"{path}: expected a kernel as in {SCHEMA.name}: {error}") from error
     if (made.arch, made.kernel) != (arch, path.stem):
         raise BrokenBaseline(f"{path}: holds {made.arch} {made.kernel}")

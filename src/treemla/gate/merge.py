@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 
 from treemla.gate.exits import Exit, gravest
 from treemla.gate.findings import Finding, Findings
+from treemla.gate.records import text_of
 
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -23,8 +24,8 @@ def merge(sources: Sequence[Path], expected: Mapping[str, int]) -> Findings:
 
 def _verb(path: Path) -> Finding:
     try:
-        made = Findings.from_json(path.read_text())
-    except (OSError, ValueError) as error:
+        made = Findings.from_json(text_of(path))
+    except ValueError as error:
         return Finding(path.stem, "missing", Exit.NOTHING_MEASURED, f"{path}: {error}")
     wrong = [f"{f.name}: {f.text or f.verdict}" for f in made.gravest_first if f.exit is not Exit.PASS]
     return Finding(path.stem, made.exit.name.lower(), made.exit, "; ".join(wrong), {"found": str(len(made.found))})

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from treemla.gate.records import made_of, text_of
+from treemla.gate.records import made_of, parsed, text_of
 
 SCHEMA = Path(__file__).with_name("result.schema.json")
 
@@ -68,7 +68,7 @@ def load(path: Path) -> list[Measurement]:
     made = []
     for number, line in enumerate(text_of(path).splitlines(), 1):
         try:
-            made.append(_parse(json.loads(line)))
+            made.append(_parse(parsed(line)))
         except ValueError as error:
             raise ValueError(
                 f"{path}:{number}: expected a measurement as in {SCHEMA.name}, got {line[:120]!r}: {error}"

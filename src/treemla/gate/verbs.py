@@ -1,7 +1,6 @@
 """The gate's verbs of the command line. Each makes `Findings`; they are printed, written and returned here alone."""
 
 import argparse
-import contextlib
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from treemla.gate.cases import GATED_CASES, VerifyCase, chosen
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.outputs import expect_writable
+from treemla.gate.records import text_of
 
 Made = Callable[[argparse.Namespace], Findings]
 SESSIONS = Path("build/gate/sessions.jsonl")
@@ -234,14 +234,14 @@ def _gated(case: str) -> None:
 def _runs(paths: Sequence[Path]) -> list[schema.Measurement]:
     try:
         return [run for path in paths for run in schema.load(path)]
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise BaselineMissing(str(error)) from error
 
 
 def _findings(path: Path) -> Findings:
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            return Findings.from_json(path.read_text())
-        except (OSError, ValueError) as error:
-            raise BaselineMissing(f"{path}: {error}") from error
-    raise BaselineMissing(f"{path}: not there; gate --json {path} writes it")
+    if not path.exists():
+        raise BaselineMissing(f"{path}: not there; gate --json {path} writes it")
+    try:
+        return Findings.from_json(text_of(path))
+    except ValueError as error:
+        raise BaselineMissing(f"{path}: {error}") from error
