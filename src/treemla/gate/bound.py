@@ -52,7 +52,10 @@ class Tile:
     warps: tuple[int, ...]
 
 
-TILES = {"mma": Tile(32, (8,)), "wgmma": Tile(64, (8, 4))}  # consumers; two accumulators, then the scorer
+TILES = {
+    "mma": Tile(tiles.MMA.tile_tokens, (8,)),
+    "wgmma": Tile(tiles.WGMMA.tile_tokens, (8, 4)),
+}  # consumers; two accumulators, then the scorer
 
 
 @dataclass(frozen=True)

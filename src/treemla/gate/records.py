@@ -30,7 +30,7 @@ def made_of(kind: type[T], record: object) -> T:
     """The dataclass `kind` of what JSON holds of it. ValueError names fields missing, unknown or of another type."""
     if type(record) is not dict:
         raise ValueError(f"expected an object, got {record!r:.80}")
-    wanted = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    wanted = {field.name: field for field in fields(kind)}  # type: ignore[arg-type] # T is a dataclass: no type says so
     needed = {name for name, field in wanted.items() if field.default is field.default_factory is MISSING}
     if wrong := (set(record) - set(wanted)) | (needed - set(record)):
         raise ValueError(f"fields missing or unknown: {sorted(wrong)}")
@@ -42,7 +42,7 @@ def _typed(name: str, kind: Any, value: object) -> object:
     """`value`, a JSON array as a tuple and an integer as the float that is declared."""
     if is_dataclass(kind):
         try:
-            return made_of(kind, value)  # type: ignore[arg-type]
+            return made_of(kind, value)  # type: ignore[arg-type] # is_dataclass also admits instances
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     if get_origin(kind) is tuple and isinstance(value, list):
