@@ -61,8 +61,8 @@ __device__ __forceinline__ int32_t committed_tokens(const PlanParams& p, int req
   return n > capacity - p.tree_tokens ? kOverlong : int32_t(n);
 }
 
-__device__ __forceinline__ int32_t held_tiles(int32_t committed, int tree_tokens) {
-  return committed == kOverlong ? 0 : (committed + tree_tokens + kTileTokens - 1) / kTileTokens;
+__device__ __forceinline__ int32_t held_tiles(const PlanParams& p, int32_t committed) {
+  return committed == kOverlong ? 0 : (committed + p.tree_tokens - 1 >> p.tile_shift) + 1;
 }
 
 __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_t* first_piece) {
@@ -81,6 +81,7 @@ __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_
   }
   for (int i = threadIdx.x; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = int32_t(int64_t(i) * count / p.parts);
   for (int r = threadIdx.x; r <= p.batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
+  if (threadIdx.x == 0) *p.halved = 0;
 }
 
 // Shared memory, int32: committed, line_begin, first_piece and first_cut [B+1]; cut_request, cut_tile, cuts_before and
@@ -88,29 +89,31 @@ __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_
 __host__ __device__ constexpr int plan_shared_bytes(int batch, int parts) { return 4 * (4 * (batch + 1) + 4 * (parts + 2)); }
 
 __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int32_t* shared) {
-  const int batch = p.batch, parts = p.parts, thread = threadIdx.x;
+  const int batch = p.batch, thread = threadIdx.x;
   int32_t* line_begin = shared;
   int32_t* first_piece = line_begin + batch + 1;
   int32_t* first_cut = first_piece + batch + 1;  // effective cuts before the request
   int32_t* cut_request = first_cut + batch + 1;
-  int32_t* cut_tile = cut_request + parts + 2;
-  int32_t* cuts_before = cut_tile + parts + 2;   // effective cuts before the part
-  int32_t* cut_part = cuts_before + parts + 2;   // part of the nth effective cut
+  int32_t* cut_tile = cut_request + p.parts + 2;
+  int32_t* cuts_before = cut_tile + p.parts + 2;   // effective cuts before the part
+  int32_t* cut_part = cuts_before + p.parts + 2;   // part of the nth effective cut
 
   for (int r = thread; r < batch; r += kPlanThreads)
-    line_begin[r] = held_tiles(committed[r], p.tree_tokens) + p.overhead_tiles;
+    line_begin[r] = held_tiles(p, committed[r]) + p.overhead_tiles;
   __syncthreads();
   prefix_sum(line_begin, batch);
   const int32_t total = line_begin[batch] - p.overhead_tiles;
-  const int32_t share = max(kMinPartTiles, (total + parts - 1) / parts);
+  const bool halved = p.halved_tiles > 0 && total <= p.halved_tiles;
+  const int parts = halved ? p.parts / 2 : p.parts;
+  const int32_t share = max(kMinPartTokens >> p.tile_shift, (total + parts - 1) / parts);
 
   for (int i = thread; i <= parts; i += kPlanThreads) {
     int request = i == parts ? batch : lower_bound(line_begin, batch + 1, i * share + 1) - 1;
     int tile = 0;
     if (request < batch) {
       tile = i * share - line_begin[request];
-      if (tile >= held_tiles(committed[request], p.tree_tokens)) request += 1, tile = 0;
-      else tile = min(tile, committed[request] / kTileTokens);
+      if (tile >= held_tiles(p, committed[request])) request += 1, tile = 0;
+      else tile = min(tile, committed[request] >> p.tile_shift);
     }
     cut_request[i] = request;
     cut_tile[i] = tile;
@@ -137,16 +140,18 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
     p.request_ptr[r] = first_piece[r];
     if (r == batch || committed[r] == kOverlong) continue;
     const bool whole = first_cut[r] == first_cut[r + 1];
-    const int end = whole ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] * kTileTokens;
+    const int end = whole ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] << p.tile_shift;
     p.pieces[first_piece[r]] = Piece{r, 0, end, whole ? kDirect : 2 * first_cut[r]};
   }
+  if (thread == 0) *p.halved = halved;
+  for (int i = parts + 1 + thread; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = first_piece[batch];
   for (int i = thread; i <= parts; i += kPlanThreads) {
     const int r = cut_request[i], nth = cuts_before[i] - first_cut[r], at = first_piece[r] + nth + effective(i);
     p.part_ptr[i] = at;
     if (!effective(i)) continue;
     const bool last = first_cut[r] + nth + 1 == first_cut[r + 1];
-    const int end = last ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] * kTileTokens;
-    p.pieces[at] = Piece{r, cut_tile[i] * kTileTokens, end, 2 * cuts_before[i] + 1};
+    const int end = last ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] << p.tile_shift;
+    p.pieces[at] = Piece{r, cut_tile[i] << p.tile_shift, end, 2 * cuts_before[i] + 1};
   }
 }
 

@@ -127,6 +127,18 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Whether the phase of the given parity is over.
+__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
+  int over;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.s32 %0, 1, 0, done;\n"
+      "}" : "=r"(over) : "r"(barrier), "r"(parity) : "memory");
+  return over;
+}
+
 // Waits until the phase of the given parity is over.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -138,6 +150,23 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       "bra WAIT;\n"
       "DONE:\n"
       "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// What a rows-by-columns box of a matrix in global memory is copied by. Made by the driver (launch.py).
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+// The phase of `barrier` does not end before so many more bytes have arrived.
+__device__ __forceinline__ void barrier_expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Asynchronous copy of the map's box from (row, column) on; its bytes arrive at `barrier`.
+__device__ __forceinline__ void copy_box(uint32_t shared, const TensorMap* map, int row, int column, uint32_t barrier, uint64_t policy) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+               " [%0], [%1, {%2, %3}], [%4], %5;"
+               ::"r"(shared), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy) : "memory");
 }
 
 // Orders this thread's ordinary shared-memory accesses, and those it has synchronised with, before later ones by wgmma.

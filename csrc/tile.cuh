@@ -12,7 +12,7 @@ constexpr int kRopeDim = 64;
 constexpr int kHeadDim = kLatentDim + kRopeDim;
 constexpr int kRowTile = 8;      // query rows of one mma column tile
 constexpr int kMaxTreeTokens = 64;
-constexpr int kTileTokens = 32;  // pieces are cut at multiples of it
+constexpr int kTileTokens = 32;  // of the mma kernel's loop
 
 // The mma.sync path's CTA.
 constexpr int kWarps = 8;      // consumers: the arithmetic
@@ -28,7 +28,7 @@ constexpr int kProbStride = kTileTokens + 8;    // bf16; 5 * 16 bytes: conflict-
 
 enum class KvType { bf16, e4m3 };  // of the KV rows in global memory; in shared memory they are bf16
 
-constexpr int kMinPartTiles = 2;
+constexpr int kMinPartTokens = 64;
 constexpr int kDirect = -1;
 constexpr int kOverlong = -1;
 
@@ -58,12 +58,15 @@ struct PlanParams {
   Piece* pieces;         // [max_pieces]
   int32_t* part_ptr;     // [parts + 1]
   int32_t* request_ptr;  // [B + 1]
+  int32_t* halved;       // [1]
   int32_t batch, parts, tree_tokens, tail;
   int32_t seq_lens_is_64;
   int32_t slots_are_ranges;
   int32_t capacity;      // slots a request may hold, tree included
   int32_t split_tokens;  // 0: balanced
   int32_t overhead_tiles;  // what a request costs beside its tiles
+  int32_t tile_shift;      // a tile of the kernel has 1 << tile_shift tokens
+  int32_t halved_tiles;    // row blocks are halved in steps that cost at most so many
 };
 
 struct PackMaskParams {
@@ -86,6 +89,7 @@ struct VerifyParams {
   const Piece* pieces;
   const int32_t* part_ptr;        // [parts + 1]
   const int32_t* request_ptr;     // [B + 1]
+  const int32_t* halved;          // [1]
   char* partial_out;              // [slots, blocks, block_rows, 512 * 3 bytes], normalised; as work.cuh has them
   float* partial_lse;             // [slots, blocks, block_rows], base 2
   __nv_bfloat16* out;             // [B*T, H, 512]

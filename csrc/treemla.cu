@@ -48,13 +48,13 @@ TREEMLA_VERIFY_MMA(40)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define TREEMLA_VERIFY_WGMMA(rows)                                                                               \
-  extern "C" __global__ void __launch_bounds__(kWgThreads, 1)                                                    \
-      treemla_verify_wgmma_r##rows(const __grid_constant__ VerifyParams p) {                                     \
-    verify_wgmma<rows / kRowTile, KvType::bf16>(p);                                                              \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_r##rows(                      \
+      const __grid_constant__ VerifyParams p, const __grid_constant__ TensorMap kv_map) {                        \
+    verify_wgmma<rows / kRowTile, KvType::bf16>(p, &kv_map);                                                     \
   }                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(kWgThreads, 1)                                                    \
-      treemla_verify_wgmma_fp8_r##rows(const __grid_constant__ VerifyParams p) {                                 \
-    verify_wgmma<rows / kRowTile, KvType::e4m3>(p);                                                              \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_fp8_r##rows(                  \
+      const __grid_constant__ VerifyParams p) {                                                                  \
+    verify_wgmma<rows / kRowTile, KvType::e4m3>(p, nullptr);                                                     \
   }
 
 TREEMLA_VERIFY_WGMMA(8)

@@ -339,7 +339,7 @@ struct MmaConsumer {
 
   __device__ void finish(const Piece& piece) {
     const int rows = p.tree_tokens * p.heads, partial_slot = piece.slot;
-    const int64_t first_partial = (int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows;
+    const int64_t first_partial = RowBlock(kRows).partial_row(partial_slot);
     consumers();  // everyone is done with the rescale factors
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) {
@@ -352,7 +352,7 @@ struct MmaConsumer {
       else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
     }
     consumers();  // the final factors are complete
-    const BlockOutput to(p, piece, kRows, warp);
+    const BlockOutput to(p, piece, RowBlock(kRows), warp);
     if (piece.slot == kDirect) store<true>(to);
     else store<false>(to);
   }
@@ -384,7 +384,7 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  const PartPieces pieces(p);
+  const PartPieces pieces(p, blockIdx.y);
   if (threadIdx.x >= 32 * kWarps) {
     release_registers<kProducerRegisters>();
     using Producer = std::conditional_t<kKv == KvType::bf16, MmaProducer<Layout>, MmaFp8Producer<Layout>>;

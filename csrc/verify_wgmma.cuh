@@ -12,10 +12,12 @@
 // With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
 //
 // Four warpgroups, each at its own pace:
-//   producer      gathers KV rows, 16 bytes a copy; e4m3 rows by way of a staging area, from which it widens them
+//   producer      gathers KV rows, 16 bytes a copy, or, of tokens in consecutive slots, 16 rows a copy; e4m3 rows by way
+//                 of a staging area, from which it widens them
 //   scorer        scores and softmax of a tile; P and the rescale factors into shared memory
 //   accumulators  two, 256 dims each: rescale, O += V P
-// full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones
+// full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones; and the bytes
+//            of copies of 16 rows
 // empty[box] 4 scorer warps and 4 of the accumulator that reads its values
 // ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
 // After the last tile of a piece one more turn of ready and spent hands over the final factors.
@@ -32,10 +34,18 @@ constexpr int kBoxes = 9;              // a tile
 constexpr int kWgTileTokens = 64;
 constexpr int kMaxRingBoxes = 27;      // what there are barriers for, and what the lowest block fits
 constexpr int kGroupBoxes = 3;         // that the scorer waits for at once
+constexpr int kRunRows = 16;           // of a tensor copy: a producer warp's rows of a box
 constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
+
+// The end of a CTA's shared memory, at which every layout has its barriers; one more 8 bytes are free.
+constexpr int kWgSharedBytes = 232448;
+constexpr int kEmptyBarriers = kWgSharedBytes - 8 * (kMaxRingBoxes + kMaxRingGroups + 3);
+constexpr int kFullBarriers = kEmptyBarriers + 8 * kMaxRingBoxes;
+constexpr int kReadyBarrier = kFullBarriers + 8 * kMaxRingGroups;
+constexpr int kSpentBarrier = kReadyBarrier + 8;
 
 constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base 2
 
@@ -49,11 +59,11 @@ struct WgLayout {
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
   // Tree tokens whose rows meet in a block. With one head a request has no more rows than kMaxTreeTokens.
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
-  static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + kRows + 8 * (kMaxRingBoxes + kMaxRingGroups + 3);
+  static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + 8 + kRows;
   static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
   // e4m3 boxes on their way: a tile's, or four where Q is large and every box of the ring counts.
   static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kRows <= 40 ? kBoxes : 4;
-  static constexpr int kFit = (232448 - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
+  static constexpr int kFit = (kEmptyBarriers - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
   static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
   static constexpr int kRingGroups = kRing / kGroupBoxes + 1;     // none is filled again before it was waited for
   static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
@@ -62,24 +72,23 @@ struct WgLayout {
   static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
   static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
   static constexpr int kWords = kScale + kRows * 4;               // uint64 [kTokens]: of the block's tree tokens
-  static constexpr int kFull = kWords + kTokens * 8;              // barriers
-  static constexpr int kEmpty = kFull + 8 * kMaxRingGroups;
-  static constexpr int kReady = kEmpty + 8 * kMaxRingBoxes;
-  static constexpr int kSpent = kReady + 8;
-  static constexpr int kMoved = kSpent + 8;                       // int: the tile's factors are not all 1
+  static constexpr int kMoved = kWords + kTokens * 8;             // int: the tile's factors are not all 1
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
-  static constexpr int kBytes = kQuery + kSideBytes;
-  static_assert(kTokenOfRow + kRows <= kBytes && kRing > kBoxes);
+  static constexpr int kBytes = kWgSharedBytes;
+  static_assert(kTokenOfRow + kRows <= kEmptyBarriers && kRing > kBoxes);
   static_assert(4 * kRows * 4 <= kRowBytes);
 };
 
 // ---- producer ------------------------------------------------------------------------------------------------------
 
-// Warp w copies rows 16 i + 4 w + l / 8, i < 4, of every box, lane l their 16-byte column l % 8.
+// Warp w copies rows 16 w .. 16 w + 15 of every box: where their slots are consecutive by one tensor copy, elsewhere rows
+// 16 w + 4 i + l / 8, i < 4, by lane l, their 16-byte column l % 8. A tensor copy takes no turn of the load and store
+// unit, whose queue is what the gather waits in when several row blocks read a tile from L2 (docs/kernel.md).
 template <class Layout>
 struct WgProducer {
   static constexpr int kRowsEach = 4;
   const VerifyParams& p;
+  const TensorMap* const kv_map;
   const uint32_t base;  // shared address
   const int64_t row_of_0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -90,7 +99,7 @@ struct WgProducer {
     const int tiles = tiles_of(piece, kWgTileTokens);
     const SlotReader slots(p, piece, row_of_0);
     // Lane l: token of tile `tile` + l / 16, this warp's row l % 16 of it.
-    auto token_of = [&](int tile) { return (tile + lane / 16) * kWgTileTokens + lane / 4 % 4 * 16 + 4 * warp + lane % 4; };
+    auto token_of = [&](int tile) { return (tile + lane / 16) * kWgTileTokens + kRunRows * warp + lane % kRunRows; };
     int next = slots.load(token_of(0));
     const Visible visible(p, piece.request);
 #pragma unroll 1
@@ -98,29 +107,57 @@ struct WgProducer {
       int held = arrived(next);
       next = slots.load(token_of(tile + 2));
       if (!visible.has(piece.kv_begin + token_of(tile))) held = kNoSlot;
+      const int first = __shfl_sync(0xffffffffu, held, lane & kRunRows);
+      const bool follows = held == first + lane % kRunRows && first >= 0 && p.num_slots - first >= kRunRows;
+      const uint32_t following = __ballot_sync(0xffffffffu, follows);
 #pragma unroll 1
-      for (int half = 0; half < min(2, tiles - tile); ++half) copy_tile(held, 16 * half);
+      for (int half = 0; half < min(2, tiles - tile); ++half) {
+        const int lane0 = kRunRows * half;  // holds the slot of the warp's first row
+        if ((following >> lane0 & 0xffff) == 0xffff) copy_run(__shfl_sync(0xffffffffu, held, lane0));
+        else copy_rows(held, lane0);
+      }
     }
   }
 
-  // first: lane that holds the slot of the warp's first row.
-  __device__ void copy_tile(int held, int first) {
+  __device__ void copy_rows(int held, int lane0) {
     const SourceRow rows[kRowsEach] = {
-        {p, __shfl_sync(0xffffffffu, held, first + lane / 8)},
-        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 4)},
-        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 8)},
-        {p, __shfl_sync(0xffffffffu, held, first + lane / 8 + 12)},
+        {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8)},
+        {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 4)},
+        {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 8)},
+        {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 12)},
     };
-    const int row = 4 * warp + lane / 8;
-#pragma unroll 1
-    for (int box = 0; box < kBoxes; ++box, at.advance()) {
-      barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
-      const uint32_t to = base + at.stage * kBoxBytes + row * 128 + (lane % 8 ^ row % 8) * 16;
-      const int byte = (box == 0 ? kLatentDim : (box - 1) * 64) * 2 + lane % 8 * 16;
+    each_box([&](int box, uint32_t to) {
+      to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+      const int byte = dim_of_box(box) * 2 + lane % 8 * 16;
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) rows[i].copy(to + i * 2048, byte);
+      for (int i = 0; i < kRowsEach; ++i) rows[i].copy((to ^ i % 2 * 64) + i * 512, byte);
+    });
+  }
+
+  __device__ void copy_run(int slot) {
+    each_box([&](int box, uint32_t to) {
+      if (lane > 0) return;
+      const uint32_t full = base + kFullBarriers + 8 * group.stage;
+      barrier_expect_bytes(full, kRunRows * 128);
+      copy_box(to, kv_map, slot, dim_of_box(box), full, evict_first());
+    });
+  }
+
+  __device__ static int dim_of_box(int box) { return box == 0 ? kLatentDim : (box - 1) * 64; }
+
+  // copy(box, where the warp's rows of it go) for the boxes of a tile, each when its place is free.
+  template <class Copy>
+  __device__ void each_box(const Copy& copy) {
+    bool is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
+#pragma unroll 1
+    for (int box = 0; box < kBoxes; ++box) {
+      if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
+      const uint32_t to = base + at.stage * kBoxBytes + warp * kRunRows * 128;
+      at.advance();
+      is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);  // answers while the copies queue
+      copy(box, to);
       if (box % kGroupBoxes < kGroupBoxes - 1) continue;
-      arrive_after_copies(base + Layout::kFull + 8 * group.stage);
+      arrive_after_copies(base + kFullBarriers + 8 * group.stage);
       group.advance();
     }
   }
@@ -173,7 +210,7 @@ struct WgFp8Producer {
       wait_copies_but<Layout::kStaged - 1>();
       store_box(load_shared_16_bytes(from), load_shared_16_bytes(from + kStagedBoxBytes / 2));
       if (left % kGroupBoxes == 1) {
-        barrier_arrive(base + Layout::kFull + 8 * group.stage);
+        barrier_arrive(base + kFullBarriers + 8 * group.stage);
         group.advance();
       }
       copy_box(from);
@@ -181,7 +218,7 @@ struct WgFp8Producer {
   }
 
   __device__ void store_box(const uint4& first, const uint4& second) {
-    barrier_wait(base + Layout::kEmpty + 8 * at.stage, at.parity ^ 1);
+    barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
     const uint32_t to = base + at.stage * kBoxBytes + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;
     store_widened(to, to ^ 16, first);
     store_widened(to + kBoxBytes / 2, (to ^ 16) + kBoxBytes / 2, second);
@@ -198,8 +235,9 @@ struct Scorer {
   const VerifyParams& p;
   char* const shared;
   const uint32_t base;
+  const RowBlock block;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
-  const int row0 = blockIdx.x * kRows;
+  const int row0 = block.row0;
   RingPosition<Layout::kRing> at;
   RingPosition<Layout::kRingGroups> full;
   uint32_t turn = 0;  // parity of ready and spent
@@ -235,7 +273,7 @@ struct Scorer {
   // Three boxes at a time: the proxy fence is too dear for each, and so is a look at a barrier.
   __device__ void score(float (&s)[4 * kRowTiles]) {
     for (int first = 0; first < kBoxes; first += kGroupBoxes, full.advance()) {
-      barrier_wait(base + Layout::kFull + 8 * full.stage, full.parity);
+      barrier_wait(base + kFullBarriers + 8 * full.stage, full.parity);
       fence_async_proxy();
       wgmma_fence();
       for (int i = 0; i < kGroupBoxes; ++i, at.advance()) {
@@ -245,7 +283,7 @@ struct Scorer {
       }
       wgmma_commit();
     }
-    barrier_wait(base + Layout::kSpent, turn ^ 1);  // long over, but a look takes its time
+    barrier_wait(base + kSpentBarrier, turn ^ 1);  // long over, but a look takes its time
     wgmma_wait<0>();
   }
 
@@ -253,8 +291,8 @@ struct Scorer {
   __device__ void release(int first_stage) const {
     if (lane >= kBoxes) return;
     const int stage = first_stage + lane < Layout::kRing ? first_stage + lane : first_stage + lane - Layout::kRing;
-    barrier_arrive(base + Layout::kEmpty + 8 * stage);
-    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage);
+    barrier_arrive(base + kEmptyBarriers + 8 * stage);
+    if (lane == 0) barrier_arrive(base + kEmptyBarriers + 8 * stage);
   }
 
   // Probabilities of a tile, relative to each row's reference: its maximum over the first tile, moved where scores rise
@@ -357,7 +395,7 @@ struct Scorer {
 
   __device__ void hand_over() {
     fence_async_proxy();
-    barrier_arrive(base + Layout::kReady);
+    barrier_arrive(base + kReadyBarrier);
     turn ^= 1;
   }
 
@@ -396,7 +434,7 @@ struct Scorer {
     for (int j = 0; j < 2 * kRowTiles; ++j)
 #pragma unroll
       for (int offset = 4; offset < 32; offset *= 2) row_sum[j] += __shfl_xor_sync(0xffffffffu, row_sum[j], offset);
-    barrier_wait(base + Layout::kSpent, turn ^ 1);
+    barrier_wait(base + kSpentBarrier, turn ^ 1);
     if (group == 0)
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
@@ -405,11 +443,11 @@ struct Scorer {
         if (warp == 0) *reinterpret_cast<float2*>(scale + row) = make_float2(reference[2 * n], reference[2 * n + 1]);
       }
     together();
-    if (thread < kRows) {
+    if (thread < block.held) {
       const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
       const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
       scale[thread] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
-      if (partial_slot != kDirect) p.partial_lse[(int64_t(partial_slot) * gridDim.x + blockIdx.x) * kRows + thread] = lse;
+      if (partial_slot != kDirect) p.partial_lse[block.partial_row(partial_slot) + thread] = lse;
       else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;
     }
     hand_over();
@@ -425,9 +463,9 @@ struct Accumulator {
   const VerifyParams& p;
   char* const shared;
   const uint32_t base;
+  const RowBlock block;
   const int which = threadIdx.x / 128 - 2;  // its 256 dims
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
-  const int row0 = blockIdx.x * kRows;
   int first_stage = 0;  // of the tile's boxes
   uint32_t turn = 0;    // parity of ready and spent
   float o[kBlocksEach][4 * kRowTiles];
@@ -456,7 +494,7 @@ struct Accumulator {
   }
 
   __device__ void accumulate() {
-    barrier_wait(base + Layout::kReady, turn);
+    barrier_wait(base + kReadyBarrier, turn);
     rescale();
     wgmma_fence();
     const uint64_t b = operand(base + Layout::kProbs);
@@ -472,7 +510,7 @@ struct Accumulator {
     release<1>(2);
     release<0>(3);
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Layout::kSpent);
+    if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
     first_stage = stage_of(kBoxes);
   }
@@ -480,13 +518,14 @@ struct Accumulator {
   template <int pending>
   __device__ void release(int m) {
     wgmma_wait<pending>();
-    if (lane == 0) barrier_arrive(base + Layout::kEmpty + 8 * stage_of(1 + latent_box(m)));
+    if (lane == 0) barrier_arrive(base + kEmptyBarriers + 8 * stage_of(1 + latent_box(m)));
   }
 
   template <bool direct>
   __device__ void store(const BlockOutput& to) const {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
+      if (n * kRowTile >= block.held) break;
       const float2 factor = factor_of(n);
       float v[kBlocksEach][4];
 #pragma unroll
@@ -506,47 +545,71 @@ struct Accumulator {
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) accumulate();
 
-    barrier_wait(base + Layout::kReady, turn);
-    const BlockOutput to(p, piece, kRows, 4 * which + warp);
+    barrier_wait(base + kReadyBarrier, turn);
+    const BlockOutput to(p, piece, block, 4 * which + warp);
     if (piece.slot == kDirect) store<true>(to);
     else store<false>(to);
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Layout::kSpent);
+    if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
   }
 };
 
-template <int kRowTiles, KvType kKv>
-__device__ __forceinline__ void verify_wgmma(const VerifyParams& p) {
-  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
-  extern __shared__ __align__(1024) char shared[];
-  const uint32_t base = shared_address(shared);
-  if (threadIdx.x < Layout::kRing) barrier_init(base + Layout::kEmpty + 8 * threadIdx.x, 8);
-  if (threadIdx.x < Layout::kRingGroups) barrier_init(base + Layout::kFull + 8 * threadIdx.x, 128);
+// The barriers lie where every layout has them, so that they are ready before a plan says which one it is.
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+  if (threadIdx.x < kMaxRingBoxes) barrier_init(base + kEmptyBarriers + 8 * threadIdx.x, 8);
+  if (threadIdx.x < kMaxRingGroups) barrier_init(base + kFullBarriers + 8 * threadIdx.x, 128);
   if (threadIdx.x == 0) {
-    barrier_init(base + Layout::kReady, 128);
-    barrier_init(base + Layout::kSpent, 4 * kAccumulators);
+    barrier_init(base + kReadyBarrier, 128);
+    barrier_init(base + kSpentBarrier, 4 * kAccumulators);
   }
-  __syncthreads();
-  wait_for_dependency();
-  allow_dependents();
-  const PartPieces pieces(p);
+}
+
+template <int kRowTiles, KvType kKv>
+__device__ __forceinline__ void run_block(
+    const VerifyParams& p, const TensorMap* kv_map, char* shared, const PartPieces& pieces, const RowBlock& block) {
+  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
+  const uint32_t base = shared_address(shared);
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
-    std::conditional_t<kKv == KvType::bf16, WgProducer<Layout>, WgFp8Producer<Layout>> producer{p, base, pieces.row_of_0};
-    for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
+    const auto produce = [&](auto producer) {
+      for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
+    };
+    if constexpr (kKv == KvType::bf16) produce(WgProducer<Layout>{p, kv_map, base, pieces.row_of_0});
+    else produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
-    Scorer<kRowTiles, kKv> scorer{p, shared, base};
+    Scorer<kRowTiles, kKv> scorer{p, shared, base, block};
     if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
     for (int i = pieces.begin; i < pieces.end; ++i)
       scorer.run(pieces.at(i), i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
   } else {
     claim_registers<kAccumulatorRegisters>();
-    Accumulator<kRowTiles, kKv> accumulator{p, shared, base};
+    Accumulator<kRowTiles, kKv> accumulator{p, shared, base, block};
     for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
+  }
+}
+
+// A CTA takes a block of the rows and a part of the tokens or, where a step is short (PlanParams.halved_tiles), half a
+// block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
+template <int kRowTiles, KvType kKv>
+__device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
+  extern __shared__ __align__(1024) char shared[];
+  init_barriers(shared_address(shared));
+  __syncthreads();
+  wait_for_dependency();
+  allow_dependents();
+  constexpr int kHalfTiles = (kRowTiles + 1) / 2;
+  const bool halved = kRowTiles > 1 && *p.halved;
+  const PartPieces whole(p, blockIdx.y), half(p, blockIdx.y / 2);  // all asked for together
+  const PartPieces pieces = halved ? half : whole;
+  if (!halved) {
+    run_block<kRowTiles, kKv>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
+  } else if constexpr (kRowTiles > 1) {
+    const RowBlock block(kRowTiles * kRowTile, kHalfTiles * kRowTile, blockIdx.y % 2 * gridDim.x + blockIdx.x);
+    if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv>(p, kv_map, shared, pieces, block);
   }
 }
 

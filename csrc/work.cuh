@@ -43,17 +43,30 @@ __device__ __forceinline__ int tiles_of(const Piece& piece, int tile_tokens) {
   return (max(0, piece.kv_end - piece.kv_begin) + tile_tokens - 1) / tile_tokens;
 }
 
-// The pieces of this CTA's part. With one request piece i is part i's first: read beside part_ptr and not after it.
+// The query rows of a CTA, in their request's order; the rows of all blocks are what a slot of the workspace holds.
+struct RowBlock {
+  int row0, held, slot_rows;
+
+  // Block blockIdx.x.
+  __device__ RowBlock(int block_rows) : row0(blockIdx.x * block_rows), held(block_rows), slot_rows(gridDim.x * block_rows) {}
+  // Half `nth` of all halves, the first of a block with half_rows, the second with what is left.
+  __device__ RowBlock(int block_rows, int half_rows, int nth)
+      : row0(nth / 2 * block_rows + nth % 2 * half_rows), held(nth % 2 ? block_rows - half_rows : half_rows),
+        slot_rows(gridDim.x * block_rows) {}
+  __device__ int64_t partial_row(int slot) const { return int64_t(slot) * slot_rows + row0; }
+};
+
+// The pieces of part `part`. With one request piece i is part i's first: read beside part_ptr and not after it.
 struct PartPieces {
   const Piece* const pieces;
-  const int begin, end;
+  const int part, begin, end;
   const Piece guess;
   const int64_t row_of_0;  // of request 0's slots, for the same reason
 
-  __device__ PartPieces(const VerifyParams& p)
-      : pieces(p.pieces), begin(p.part_ptr[blockIdx.y]), end(p.part_ptr[blockIdx.y + 1]), guess(p.pieces[blockIdx.y]),
+  __device__ PartPieces(const VerifyParams& p, int part)
+      : pieces(p.pieces), part(part), begin(p.part_ptr[part]), end(p.part_ptr[part + 1]), guess(p.pieces[part]),
         row_of_0(load_index(p.slots.row, 0, p.slots.row_is_64)) {}
-  __device__ Piece at(int i) const { return i == blockIdx.y ? guess : pieces[i]; }
+  __device__ Piece at(int i) const { return i == part ? guess : pieces[i]; }
 };
 
 // Which of a request's tree tokens its token `token` sees.
@@ -171,11 +184,11 @@ struct BlockOutput {
   int rows_left;  // of the request, from the block's first on
   int warp, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
 
-  __device__ BlockOutput(const VerifyParams& p, const Piece& piece, int block_rows, int warp) : warp(warp) {
-    const int rows = p.tree_tokens * p.heads, row0 = blockIdx.x * block_rows;
-    partial = p.partial_out + (int64_t(piece.slot) * gridDim.x + blockIdx.x) * block_rows * kPartialRowBytes;
-    out = p.out + (int64_t(piece.request) * rows + row0) * kLatentDim;
-    rows_left = rows - row0;
+  __device__ BlockOutput(const VerifyParams& p, const Piece& piece, const RowBlock& block, int warp) : warp(warp) {
+    const int rows = p.tree_tokens * p.heads;
+    partial = p.partial_out + block.partial_row(piece.slot) * kPartialRowBytes;
+    out = p.out + (int64_t(piece.request) * rows + block.row0) * kLatentDim;
+    rows_left = min(block.held, rows - block.row0);
   }
 
   // v[m][2 * half + c]: of row 8 n + 2 * pair + c.

@@ -81,9 +81,11 @@ def _gpu_cases() -> Iterator[Case]:
 
 
 def _on_each_path(cases: Iterator[Case]) -> list[Case]:
-    """On the device's default kernel, and on mma, which every GPU has and a Hopper GPU does not choose."""
+    """On the device's default kernel; on mma, which every GPU has and a Hopper GPU does not choose; and what a plan may
+    take by halves of row blocks also as a whole."""
     distinct = dict.fromkeys(cases)
-    return [*distinct, *(replace(case, path="mma") for case in distinct)]
+    short = [case for case in distinct if sum(case.lengths) < 25_000 and not case.kv and not case.split]
+    return [*distinct, *(replace(case, path="mma") for case in distinct), *(replace(case, whole=1) for case in short)]
 
 
 CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": _on_each_path(_gpu_cases())}

@@ -59,6 +59,7 @@ class Case:
     pair: int = 0  # 1: q as two strided tensors
     high: int = 0  # 1: slots at the far end of a pool of more than 2^32 bytes
     path: str = ""  # the verify kernel; "": the device's default
+    whole: int = 0  # 1: row blocks are never halved
 
     def __post_init__(self) -> None:
         assert self.tree in TREES and self.family in (*FAMILIES, LOW) and self.slots in SLOTS, self
@@ -172,7 +173,13 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
     owned, pool_slots = _place(case, np.random.default_rng(seed), device)
     slots = _slot_table(case, owned, width, random) if case.slots.startswith("table") else _slot_ranges(owned, width)
     plan = VerifyPlan(
-        case.shape, case.batch, device, parts=case.parts or None, path=case.path or None, **_fixed_split(case)
+        case.shape,
+        case.batch,
+        device,
+        parts=case.parts or None,
+        path=case.path or None,
+        halved_tiles=0 if case.whole else None,
+        **_fixed_split(case),
     )
     plan.update(seq_lens, slots, tail=case.tail)
 

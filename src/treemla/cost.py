@@ -19,23 +19,17 @@ import numpy.typing as npt
 
 from treemla import schedule
 from treemla.problem import VerifyShape
-from treemla.tiles import MAX_PARTS, TILE_TOKENS, KernelPath
+from treemla.tiles import MAX_PARTS, KernelPath
 
 DESIGN_CONTEXTS = (4096, 16384, 65536)  # committed tokens that a plan is made for where its caller says nothing
 DESIGN_BATCHES = (1, 4, 16, 64)  # as far as a plan takes them; more requests than SMs fill any tiling
 WAVES = (1, 3 / 4, 1 / 2, 1 / 4, 2, 3, 4)  # CTAs of a launch, as a multiple of the SMs; the first of equals is chosen
 Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
+ALWAYS_HALVED = 2**30  # tiles
+MOST_HALVED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
-OVERHEADS = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    7,
-    9,
-)  # odd ones let requests of whole tiles start at even ones, which is where wgmma's start
+OVERHEADS = (1, 2, 3, 4, 6)
 
 
 @dataclass(frozen=True)
@@ -66,22 +60,46 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a launch is cut: row blocks of block_rows, parts of the KV, and what a request counts beside its tiles of 32
-    tokens when parts are made equal."""
+    """How a launch is cut: row blocks of block_rows, parts of the KV, and what a request counts beside its tiles when
+    parts are made equal. In steps of at most halved_tiles, overhead counted, row blocks are halved and so are the parts:
+    as many CTAs, each with more of the KV and half the rows."""
 
     blocks: int
     block_rows: int
     parts: int
     overhead_tiles: int
+    halved_tiles: int = 0
 
     def __str__(self) -> str:
-        return f"{self.blocks}x{self.block_rows} rows, {self.parts} parts, overhead {self.overhead_tiles}"
+        up_to = f" up to {self.halved_tiles} tiles" if self.halved_tiles < ALWAYS_HALVED else ""
+        halved = f", halved{up_to}" if self.halved_tiles else ""
+        return f"{self.blocks}x{self.block_rows} rows, {self.parts} parts, overhead {self.overhead_tiles}{halved}"
 
-    def schedule(self, contexts: Sequence[int], tree_tokens: int) -> schedule.Schedule:
+    def of_halves(self, kernel: KernelPath) -> "Tiling":
+        """What a step of halved blocks is cut like."""
+        return replace(
+            self,
+            blocks=2 * self.blocks,
+            block_rows=kernel.half_rows(self.block_rows),
+            parts=self.parts // 2,
+            halved_tiles=0,
+        )
+
+    def in_step(self, contexts: Sequence[int], tree_tokens: int, kernel: KernelPath) -> "Tiling":
+        """The tiling that halves always or never and cuts a step with these lengths as this one does."""
+        halved = self.schedule(contexts, tree_tokens, kernel).halved[0]
+        return replace(self, halved_tiles=ALWAYS_HALVED if halved else 0)
+
+    def schedule(self, contexts: Sequence[int], tree_tokens: int, kernel: KernelPath) -> schedule.Schedule:
         """Of a step with these committed lengths."""
         committed = np.array(contexts, np.int32)
         return schedule.balanced_schedule(
-            committed, tree_tokens=tree_tokens, parts=self.parts, overhead=self.overhead_tiles
+            committed,
+            tree_tokens=tree_tokens,
+            parts=self.parts,
+            overhead=self.overhead_tiles,
+            tile_tokens=kernel.tile_tokens,
+            halved_tiles=self.halved_tiles,
         )
 
 
@@ -112,7 +130,9 @@ def estimate(
     constants: Constants, kernel: KernelPath, shape: VerifyShape, contexts: Sequence[int], tiling: Tiling, num_sms: int
 ) -> Estimate:
     """One layer of a step whose requests have these committed lengths."""
-    made = tiling.schedule(contexts, shape.tree_tokens)
+    made = tiling.schedule(contexts, shape.tree_tokens, kernel)
+    if made.halved[0]:
+        return estimate(constants, kernel, shape, contexts, tiling.of_halves(kernel), num_sms)
     rows, tile_tokens = tiling.block_rows, kernel.tile_tokens
     request, begin, end, slot = made.pieces.T
     piece_tiles = -(-(end - begin) // tile_tokens)
@@ -142,11 +162,11 @@ def estimate(
     )
 
 
-def overhead_tiles(constants: Constants, kernel: KernelPath, block_rows: int) -> int:
-    """What a further request costs a CTA, in tiles of TILE_TOKENS that memory does not delay."""
+def overhead_tiles(constants: Constants, block_rows: int) -> int:
+    """What a further request costs a CTA, in tiles that memory does not delay."""
     tile_us = constants.tile_us + block_rows * constants.tile_row_us
     piece_us = constants.piece_us + block_rows * constants.piece_row_us
-    return round(piece_us / tile_us * kernel.tile_tokens / TILE_TOKENS)
+    return round(piece_us / tile_us)
 
 
 def tilings(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int) -> list[Tiling]:
@@ -157,7 +177,7 @@ def tilings(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sm
         heights.setdefault(kernel.block_height(shape, blocks), blocks)
     made = []
     for block_rows, blocks in heights.items():
-        overhead = overhead_tiles(constants, kernel, block_rows)
+        overhead = overhead_tiles(constants, block_rows)
         parts = [min(MAX_PARTS, max(1, int(waves * num_sms) // blocks)) for waves in WAVES]
         made += [Tiling(blocks, block_rows, count, overhead) for count in dict.fromkeys(parts)]
     return made
@@ -184,9 +204,22 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
         return considered[int((worst <= worst.min() * (1 + ALIKE)).argmax())]
 
     best = best_of(tilings(constants, kernel, shape, num_sms))
-    if all(len(step) == 1 for step in steps):
-        return best
-    return best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
+    if not all(len(step) == 1 for step in steps):
+        best = best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
+    return replace(best, halved_tiles=halved_tiles(constants, kernel, shape, num_sms, best))
+
+
+def halved_tiles(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> int:
+    """Up to how many tiles of a lone request halved blocks are the quicker, looked for in steps of half a part's CTAs."""
+    if kernel.half_rows(whole.block_rows) == 0 or whole.parts < 2:
+        return 0
+    halves, step = whole.of_halves(kernel), whole.parts // 2
+    for tiles in range(step, MOST_HALVED_PART_TILES * whole.parts, step):
+        lone = (tiles * kernel.tile_tokens - shape.tree_tokens,)
+        half_us, whole_us = (estimate(constants, kernel, shape, lone, t, num_sms).us for t in (halves, whole))
+        if half_us > whole_us:
+            return tiles - step
+    return tiles
 
 
 def _by_part(made: schedule.Schedule, of_piece: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLAN_THREADS = 256
 PACK_THREADS = 256
 COMBINE_WARPS = 16
+RUN_ROWS = 16  # of a tensor copy
 COMBINE_UNIT_DIMS = 256
 COMBINE_WARP_PIECES = 5  # partial rows that a combine warp reads at once
 DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
@@ -39,9 +40,12 @@ class PlanArgs(ctypes.Structure):
     _fields_ = [
         ("seq_lens", ctypes.c_void_p),
         ("slots", SlotsArg),
-        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr")),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr", "halved")),
         *((name, ctypes.c_int32) for name in ("batch", "parts", "tree_tokens", "tail", "seq_lens_is_64")),
-        *((name, ctypes.c_int32) for name in ("slots_are_ranges", "capacity", "split_tokens", "overhead_tiles")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("slots_are_ranges", "capacity", "split_tokens", "overhead_tiles", "tile_shift", "halved_tiles")
+        ),
     ]
 
 
@@ -57,7 +61,7 @@ class VerifyArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q_latent", "q_rope", "kv", "words")),
         ("slots", SlotsArg),
-        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr")),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr", "halved")),
         *((name, ctypes.c_void_p) for name in ("partial_out", "partial_lse", "out", "lse")),
         *((name, ctypes.c_int64) for name in ("q_latent_token_stride", "q_latent_head_stride")),
         *((name, ctypes.c_int64) for name in ("q_rope_token_stride", "q_rope_head_stride", "kv_stride")),
@@ -79,6 +83,7 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         pieces=plan.pieces.data_ptr(),
         part_ptr=plan.part_ptr.data_ptr(),
         request_ptr=plan.request_ptr.data_ptr(),
+        halved=plan.halved.data_ptr(),
         batch=batch,
         parts=plan.parts,
         tree_tokens=plan.shape.tree_tokens,
@@ -88,6 +93,8 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         capacity=capacity,
         split_tokens=plan.fixed_split_tokens or 0,
         overhead_tiles=plan.overhead_tiles,
+        tile_shift=plan.path.tile_tokens.bit_length() - 1,
+        halved_tiles=plan.halved_tiles,
     )
     shared_bytes = plan_shared_bytes(batch, plan.parts)
     _launch(
@@ -161,6 +168,7 @@ def verify(
         pieces=plan.pieces.data_ptr(),
         part_ptr=plan.part_ptr.data_ptr(),
         request_ptr=plan.request_ptr.data_ptr(),
+        halved=plan.halved.data_ptr(),
         partial_out=plan.partial_out.data_ptr(),
         partial_lse=plan.partial_lse.data_ptr(),
         out=out.data_ptr(),
@@ -180,12 +188,39 @@ def verify(
     grid: tuple[int, ...] = (plan.blocks, plan.parts)
     fp8_kv = shape.kv_dtype is FP8
     name, shared_bytes = path.kernel_name(rows, fp8_kv), path.shared_memory_bytes(rows, fp8_kv)
-    _launch(name, plan.device, grid, path.threads, shared_bytes, args, overlaps_previous=True)
+    maps = (
+        [_kv_map(kv_cache.data_ptr(), *kv_cache.shape, kv_cache.stride(0))] if path.copies_runs and not fp8_kv else []
+    )
+    _launch(name, plan.device, grid, path.threads, shared_bytes, args, *maps, overlaps_previous=True)
     unit_warps = combine_unit_warps(plan, slots.batch)
     units = shape.rows * (shape.latent_dim // COMBINE_UNIT_DIMS)
     extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, unit_warps)]
     grid = (-(-units * unit_warps // COMBINE_WARPS), slots.batch)
     _launch("treemla_combine", plan.device, grid, 32 * COMBINE_WARPS, 0, args, *extents, overlaps_previous=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _kv_map(address: int, num_slots: int, head_dim: int, stride: int) -> Any:
+    """The tensor map by which a CTA copies 64 dims of RUN_ROWS consecutive slots into swizzled rows of shared memory.
+    Host work: a map is made once for a cache. stride: elements."""
+    from cuda.bindings import driver
+
+    of_32, of_64 = driver.cuuint32_t, driver.cuuint64_t
+    error, made = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        2,
+        address,
+        [of_64(head_dim), of_64(num_slots)],
+        [of_64(2 * stride)],
+        [of_32(64), of_32(RUN_ROWS)],
+        [of_32(1), of_32(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    _raise_on(error, f"kv_cache: tensor map of {num_slots} rows, {stride} elements apart")
+    return (ctypes.c_uint64 * 16)(*map(int, made.opaque))
 
 
 def combine_unit_warps(plan: VerifyPlan, batch: int) -> int:

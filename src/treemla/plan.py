@@ -23,7 +23,8 @@ class VerifyPlan:
 
     contexts: committed tokens of a request that the plan is made fast for; it serves any. From them follows how a
     launch is cut (`cost.choose`), by constants of this GPU where `python -m treemla tune` has measured them.
-    block_rows, parts, overhead_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a height of the path's.
+    block_rows, parts, overhead_tiles, halved_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a height of the
+    path's; another than the model's is not halved unless halved_tiles says so.
     path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. On a CPU it only sets block heights.
     fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
     the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
@@ -39,6 +40,7 @@ class VerifyPlan:
         block_rows: int | None = None,
         parts: int | None = None,
         overhead_tiles: int | None = None,
+        halved_tiles: int | None = None,
         path: str | None = None,
         fixed_split_tokens: int | None = None,
         max_context: int | None = None,
@@ -49,36 +51,16 @@ class VerifyPlan:
         expect(len(contexts) > 0, "contexts", "at least one length", contexts)
         for context in contexts:
             expect_int("contexts", context, 0, MAX_CONTEXT)
-        if parts is not None:
-            expect_int("parts", parts, 1, tiles.MAX_PARTS)
-        if overhead_tiles is not None:
-            expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         self.shape = shape
         self.max_batch = max_batch
         self.device = expect_device("device", device)
         self.path = self._path(path)
-        if block_rows is not None:
-            heights = self.path.block_heights
-            expect(block_rows in heights, "block_rows", f"one of {list(heights)} ({self.path.name})", block_rows)
-        chosen = self._tiling(contexts)
-        self.block_rows = block_rows or chosen.block_rows
-        self.blocks = -(-shape.rows // self.block_rows)
-        self.parts = parts or chosen.parts
-        self.overhead_tiles = chosen.overhead_tiles if overhead_tiles is None else overhead_tiles
         self.fixed_split_tokens = fixed_split_tokens
         self.fixed_split = fixed_split_tokens is not None
-        if fixed_split_tokens is None:
-            expect(max_context is None, "max_context", "None without fixed_split_tokens", max_context)
-            max_slots = max(1, 2 * (self.parts - 1))
-            max_pieces = max_batch + self.parts - 1
-        else:
-            expect_int("fixed_split_tokens", fixed_split_tokens, tiles.TILE_TOKENS, MAX_CONTEXT)
-            whole_tiles = fixed_split_tokens % tiles.TILE_TOKENS == 0
-            expect(whole_tiles, "fixed_split_tokens", f"a multiple of {tiles.TILE_TOKENS}", fixed_split_tokens)
-            if max_context is None:
-                raise ValueError("max_context: expected a length beside fixed_split_tokens, got None")
-            expect_int("max_context", max_context, 0, MAX_CONTEXT)
-            max_slots = max_pieces = max_batch * max(1, -(-max_context // fixed_split_tokens))
+        cut = self._cut(self._tiling(contexts), block_rows, parts, overhead_tiles, halved_tiles)
+        self.blocks, self.block_rows, self.parts = cut.blocks, cut.block_rows, cut.parts
+        self.overhead_tiles, self.halved_tiles = cut.overhead_tiles, cut.halved_tiles
+        max_slots, max_pieces = self._workspace(max_context)
         self.max_context = max_context
         self.batch = 0  # requests of the last update; verify takes no other number
 
@@ -91,6 +73,7 @@ class VerifyPlan:
         self.pieces = zeros(max_pieces, 4)
         self.part_ptr = zeros(self.parts + 1)
         self.request_ptr = zeros(max_batch + 1)
+        self.halved = zeros(1)
         # The kernels keep three bytes of each float32, in an order of their own.
         row, dtype = (3 * shape.latent_dim // 2, torch.bfloat16) if on_gpu else (shape.latent_dim, torch.float32)
         self.partial_out = zeros(max_slots, self.blocks, self.block_rows, row, dtype=dtype)
@@ -107,6 +90,7 @@ class VerifyPlan:
         pieces: torch.Tensor,
         part_ptr: torch.Tensor,
         request_ptr: torch.Tensor,
+        halved: torch.Tensor,
         partial_out: torch.Tensor,
         partial_lse: torch.Tensor,
     ) -> "VerifyPlan":
@@ -117,13 +101,14 @@ class VerifyPlan:
         plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
         plan.path, plan.fixed_split = tiles.PATHS[path], fixed_split
         plan.committed, plan.pieces, plan.part_ptr, plan.request_ptr = committed, pieces, part_ptr, request_ptr
-        plan.partial_out, plan.partial_lse = partial_out, partial_lse
+        plan.halved, plan.partial_out, plan.partial_lse = halved, partial_out, partial_lse
         return plan
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The schedule (committed, pieces, part_ptr, request_ptr) and the workspace (partial_out, partial_lse)."""
-        return self.committed, self.pieces, self.part_ptr, self.request_ptr, self.partial_out, self.partial_lse
+        """The schedule (committed, pieces, part_ptr, request_ptr, halved) and the workspace (partial_out, partial_lse)."""
+        schedule = self.committed, self.pieces, self.part_ptr, self.request_ptr, self.halved
+        return *schedule, self.partial_out, self.partial_lse
 
     @property
     def workspace_bytes(self) -> int:
@@ -161,8 +146,14 @@ class VerifyPlan:
         """What `update` writes for these committed lengths [B], computed on the host."""
         tree_tokens, split_tokens = self.shape.tree_tokens, self.fixed_split_tokens
         if split_tokens is None:
-            overhead = self.overhead_tiles
-            return schedule.balanced_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, overhead=overhead)
+            return schedule.balanced_schedule(
+                committed,
+                tree_tokens=tree_tokens,
+                parts=self.parts,
+                overhead=self.overhead_tiles,
+                tile_tokens=self.path.tile_tokens,
+                halved_tiles=self.halved_tiles,
+            )
         return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
 
     def load(self, made: schedule.Schedule) -> None:
@@ -182,6 +173,7 @@ class VerifyPlan:
             (self.pieces, made.pieces),
             (self.part_ptr, made.part_ptr),
             (self.request_ptr, made.request_ptr),
+            (self.halved, made.halved),
         ):
             held[: len(array)].copy_(torch.from_numpy(array))
         self.batch = len(made.committed)
@@ -197,11 +189,52 @@ class VerifyPlan:
     def _tiling(self, contexts: Sequence[int]) -> cost.Tiling:
         if self.device.type != "cuda":
             blocks, rows = self.path.row_blocks(self.shape)
-            overhead = cost.overhead_tiles(cost.DEFAULTS[self.path.name], self.path, rows)
+            overhead = cost.overhead_tiles(cost.DEFAULTS[self.path.name], rows)
             return cost.Tiling(blocks, rows, CPU_PARTS, overhead)
         num_sms = torch.cuda.get_device_properties(self.device).multi_processor_count
         constants, steps = tuned.constants(self.device, self.path), cost.design_steps(self.max_batch, contexts)
         return cost.choose(constants, self.path, self.shape, num_sms, steps)
+
+    def _cut(
+        self,
+        chosen: cost.Tiling,
+        block_rows: int | None,
+        parts: int | None,
+        overhead_tiles: int | None,
+        halved_tiles: int | None,
+    ) -> cost.Tiling:
+        """`chosen` but for what the caller says."""
+        if block_rows is None:
+            block_rows = chosen.block_rows
+        if parts is None:
+            parts = chosen.parts
+        if overhead_tiles is None:
+            overhead_tiles = chosen.overhead_tiles
+        heights = self.path.block_heights
+        expect(block_rows in heights, "block_rows", f"one of {list(heights)} ({self.path.name})", block_rows)
+        expect_int("parts", parts, 1, tiles.MAX_PARTS)
+        expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
+        # Under fixed split a request's result may not depend on what else the step holds.
+        has_halves = self.path.half_rows(block_rows) > 0 and parts > 1 and not self.fixed_split
+        if halved_tiles is None:
+            halved_tiles = chosen.halved_tiles if has_halves and block_rows == chosen.block_rows else 0
+        expect_int("halved_tiles", halved_tiles, 0, MAX_CONTEXT if has_halves else 0)
+        return cost.Tiling(-(-self.shape.rows // block_rows), block_rows, parts, overhead_tiles, halved_tiles)
+
+    def _workspace(self, max_context: int | None) -> tuple[int, int]:
+        """(slots of partials, pieces) that a step takes at most."""
+        split_tokens = self.fixed_split_tokens
+        if split_tokens is None:
+            expect(max_context is None, "max_context", "None without fixed_split_tokens", max_context)
+            return max(1, 2 * (self.parts - 1)), self.max_batch + self.parts - 1
+        expect_int("fixed_split_tokens", split_tokens, tiles.TILE_TOKENS, MAX_CONTEXT)
+        whole_tiles = split_tokens % tiles.TILE_TOKENS == 0
+        expect(whole_tiles, "fixed_split_tokens", f"a multiple of {tiles.TILE_TOKENS}", split_tokens)
+        if max_context is None:
+            raise ValueError("max_context: expected a length beside fixed_split_tokens, got None")
+        expect_int("max_context", max_context, 0, MAX_CONTEXT)
+        count = self.max_batch * max(1, -(-max_context // split_tokens))
+        return count, count
 
     def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
         expect_int("tail", tail, 0, 1)

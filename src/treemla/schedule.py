@@ -1,9 +1,9 @@
 """The split schedule of one step and the host mirror of the device planner (csrc/plan.cuh), integer for integer.
 
-A request's KV is its n_b committed tokens and then T tree tokens. It is cut into *pieces* at multiples of
-TILE_TOKENS, never inside the tree. Two rules:
+A request's KV is its n_b committed tokens and then T tree tokens. It is cut into *pieces* at multiples of a tile,
+never inside the tree. Two rules:
 
-* balanced (default): lay the requests end to end, one unit a tile and `overhead` between requests,
+* balanced (default): lay the requests end to end, one unit a tile of the kernel and `overhead` between requests,
   and cut the line into `parts` equal shares. A cut that falls into the overhead moves to the next request's start,
   one that falls behind the last whole committed tile moves to that tile's end. Few, long pieces; a request's cuts
   depend on its neighbours.
@@ -11,14 +11,12 @@ TILE_TOKENS, never inside the tree. Two rules:
   request alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from treemla.tiles import TILE_TOKENS
-
-MIN_PART_TILES = 2  # (device) a shorter piece costs more in partials than it saves
+MIN_PART_TOKENS = 64  # (device) a shorter piece costs more in partials than it saves
 DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
 OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
 
@@ -29,13 +27,15 @@ Piece = tuple[int, int, int, int]  # request, kv_begin, kv_end, partial slot
 @dataclass(frozen=True)
 class Schedule:
     """committed [B]; pieces [K, 4] of (request, kv_begin, kv_end, partial slot); part p walks pieces
-    part_ptr[p] .. part_ptr[p+1]-1; request b owns pieces request_ptr[b] .. request_ptr[b+1]-1. All int32.
+    part_ptr[p] .. part_ptr[p+1]-1; request b owns pieces request_ptr[b] .. request_ptr[b+1]-1; halved [1]: 1 where row
+    blocks are halved, in a step of half as many parts, behind which part_ptr repeats its end. All int32.
     """
 
     committed: npt.NDArray[np.int32]
     pieces: npt.NDArray[np.int32]
     part_ptr: npt.NDArray[np.int32]
     request_ptr: npt.NDArray[np.int32]
+    halved: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(1, np.int32))
 
 
 def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: int) -> npt.NDArray[np.int32]:
@@ -45,16 +45,27 @@ def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: 
     return np.where(too_long, OVERLONG, committed).astype(np.int32)
 
 
-def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, overhead: int) -> Schedule:
+def balanced_schedule(
+    committed: npt.NDArray[np.int32],
+    *,
+    tree_tokens: int,
+    parts: int,
+    overhead: int,
+    tile_tokens: int,
+    halved_tiles: int = 0,
+) -> Schedule:
     """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
-    request, in tiles."""
+    request, in tiles. tile_tokens: of the kernel, a power of two up to MIN_PART_TOKENS. halved_tiles: row blocks are halved
+    where the step costs at most so many."""
     batch = len(committed)
-    held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // TILE_TOKENS))
+    held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // tile_tokens))
     begin = np.concatenate([[0], np.cumsum(held + overhead)])
     total = int(begin[batch]) - overhead
-    share = max(MIN_PART_TILES, -(-total // parts))
+    most_parts, halved = parts, halved_tiles > 0 and total <= halved_tiles
+    parts = parts // 2 if halved else parts
+    share = max(MIN_PART_TOKENS // tile_tokens, -(-total // parts))
 
-    cuts = [(0, 0)] + [_cut(p * share, begin, held, committed) for p in range(1, parts)] + [(batch, 0)]
+    cuts = [(0, 0)] + [_cut(p * share, begin, held, committed // tile_tokens) for p in range(1, parts)] + [(batch, 0)]
     effective = [0 < p < parts and cuts[p][1] > 0 and cuts[p] != cuts[p - 1] for p in range(parts + 1)]
 
     pieces: list[Piece] = []
@@ -63,7 +74,7 @@ def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, par
     inner: list[list[int]] = [[] for _ in range(batch + 1)]
     for (request, tile), is_effective in zip(cuts, effective, strict=True):
         if is_effective:
-            inner[request].append(tile * TILE_TOKENS)
+            inner[request].append(tile * tile_tokens)
     rank = 0
     for request in range(batch):
         if committed[request] != OVERLONG:
@@ -74,12 +85,13 @@ def balanced_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, par
             rank += len(edges) - 2
         request_ptr.append(len(pieces))
     for request, tile in cuts:
-        part_ptr.append(request_ptr[request] + sum(edge <= tile * TILE_TOKENS for edge in inner[request]))
-    return _schedule(committed, pieces, part_ptr, request_ptr)
+        part_ptr.append(request_ptr[request] + sum(edge <= tile * tile_tokens for edge in inner[request]))
+    part_ptr += [len(pieces)] * (most_parts - parts)
+    return _schedule(committed, pieces, part_ptr, request_ptr, halved)
 
 
 def fixed_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, split_tokens: int) -> Schedule:
-    """Cut each request at multiples of `split_tokens` (a multiple of TILE_TOKENS); deal pieces out by count."""
+    """Cut each request at multiples of `split_tokens`; deal pieces out by count."""
     pieces: list[Piece] = []
     request_ptr = [0]
     for request, n in enumerate(committed.tolist()):
@@ -92,21 +104,24 @@ def fixed_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts:
     return _schedule(committed, pieces, part_ptr, request_ptr)
 
 
-def _cut(position: int, begin: Ints, held: Ints, committed: Ints) -> tuple[int, int]:
+def _cut(position: int, begin: Ints, held: Ints, whole: Ints) -> tuple[int, int]:
     """(request, tile) at `position` of the line; (batch, 0) behind its end."""
     request = int(np.searchsorted(begin, position, side="right")) - 1
-    if request >= len(committed):
-        return len(committed), 0
+    if request >= len(whole):
+        return len(whole), 0
     tile = position - int(begin[request])
     if tile >= held[request]:
         return request + 1, 0
-    return request, min(tile, int(committed[request]) // TILE_TOKENS)
+    return request, min(tile, int(whole[request]))
 
 
-def _schedule(committed: Ints, pieces: list[Piece], part_ptr: list[int], request_ptr: list[int]) -> Schedule:
+def _schedule(
+    committed: Ints, pieces: list[Piece], part_ptr: list[int], request_ptr: list[int], halved: bool = False
+) -> Schedule:
     return Schedule(
         committed=np.asarray(committed, np.int32),
         pieces=np.asarray(pieces, np.int32).reshape(-1, 4),
         part_ptr=np.asarray(part_ptr, np.int32),
         request_ptr=np.asarray(request_ptr, np.int32),
+        halved=np.array([halved], np.int32),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from treemla.problem import VerifyShape
 
 ROW_TILE = 8  # query rows a block's height is a multiple of
-TILE_TOKENS = 32  # pieces are cut at multiples of it
+TILE_TOKENS = 32  # the least of any kernel, and what fixed splits are multiples of
 MAX_BATCH = 4096  # with MAX_PARTS: what the device planner keeps in shared memory, 80 KB
 MAX_PARTS = 2048
 
@@ -27,6 +27,8 @@ class KernelPath:
     threads: int
     shared_memory_bytes: Callable[[int, bool], int]
     tile_tokens: int  # that its loop takes at a time
+    copies_runs: bool  # copies rows in consecutive slots together, by a tensor map
+    halves: bool  # takes blocks of more than 8 rows by halves where a step's schedule says so
 
     def kernel_name(self, block_rows: int, fp8_kv: bool = False) -> str:
         return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}"
@@ -49,27 +51,26 @@ class KernelPath:
         """Rows a block, where `blocks` of one height cover `shape.rows`."""
         return -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
 
+    def half_rows(self, block_rows: int) -> int:
+        """Rows of a block's first half; the second has what is left. 0: a block is not halved."""
+        return -(-block_rows // (2 * ROW_TILE)) * ROW_TILE if self.halves and block_rows > ROW_TILE else 0
+
 
 def _mma_shared_bytes(rows: int, _fp8_kv: bool) -> int:
     """Two stages of 32 bf16 KV rows, each padded to 1,168 bytes; partial scores, probabilities, factors; barriers."""
     return 2 * 32 * (576 * 2 + 16) + rows * (4 * (32 + 4) * 4 + 2 * (32 + 8) + 4) + 8 * 4
 
 
-def _wgmma_shared_bytes(rows: int, fp8_kv: bool) -> int:
-    """Q and probabilities in 128-byte rows, factors, tree words, the token of each row, barriers; then as many 8 KB
-    boxes of KV as fit; there are barriers for 27, three tiles. fp8: 4 KB boxes on their way beside them."""
-    tokens = rows if rows <= 64 else rows // 2 + 1
-    beside = rows * 4 + tokens * 8 + rows + 8 * (27 + 10 + 3)
-    staged = (9 if rows <= 40 else 4) if fp8_kv else 0
-    side = (9 + 1) * 128 * rows + -(-beside // 8) * 8 + 4096 * staged
-    return min(27, (SM_90_SHARED_BYTES - side) // 8192) * 8192 + side
+def _wgmma_shared_bytes(_rows: int, _fp8_kv: bool) -> int:
+    """All there is: Q, probabilities and barriers, and as many 8 KB boxes of KV as fit beside them."""
+    return SM_90_SHARED_BYTES
 
 
 SM_90_SHARED_BYTES = 232_448
 SM_120_SHARED_BYTES = 101_376
 
-MMA = KernelPath("mma", 40, 384, _mma_shared_bytes, 32)
-WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes, 64)
+MMA = KernelPath("mma", 40, 384, _mma_shared_bytes, 32, copies_runs=False, halves=False)
+WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes, 64, copies_runs=True, halves=True)
 PATHS = {path.name: path for path in (MMA, WGMMA)}
 
 

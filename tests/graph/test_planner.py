@@ -43,7 +43,7 @@ def table_of(batch: int, dtype: torch.dtype) -> SlotTable:
 def check_equals_mirror(plan: VerifyPlan, seq_lens: list[int], capacity: list[int], tail: int) -> None:
     committed = committed_tokens(np.array(seq_lens), np.array(capacity), tail=tail, tree_tokens=plan.shape.tree_tokens)
     made = plan.mirror(committed)
-    for name in ("committed", "request_ptr", "part_ptr", "pieces"):
+    for name in ("committed", "request_ptr", "part_ptr", "pieces", "halved"):
         expected = getattr(made, name)
         np.testing.assert_array_equal(getattr(plan, name)[: len(expected)].cpu().numpy(), expected, err_msg=name)
 

@@ -37,7 +37,8 @@ def test_a_cache_widened_beforehand_gives_the_same_bits(
     inputs = make_inputs(case_for(device, *lengths, heads=heads, path=path, k=0.06, v=3.7), device)
     out, lse = (tensor.clone() for tensor in inputs.run())
     case = replace(inputs.case, kv="")
-    plan = VerifyPlan(case.shape, case.batch, device, path=path or None)
+    cut = {name: getattr(inputs.plan, name) for name in ("block_rows", "parts", "overhead_tiles")}  # a model's choice
+    plan = VerifyPlan(case.shape, case.batch, device, path=path or None, **cut)
     plan.update(inputs.seq_lens, inputs.slots)
     wide = replace(inputs, case=case, kv_cache=inputs.kv_cache.to(inputs.q.dtype), plan=plan)
     wide_out, wide_lse = wide.run()

@@ -89,7 +89,8 @@ def _step(
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
     _, rows = path.row_blocks(shape)
     plan = VerifyPlan(shape, len(case.lengths), q.device, block_rows=rows, parts=case.parts, path=path.name, **split)
-    for name in ("committed", "pieces", "part_ptr", "request_ptr", "partial_out", "partial_lse"):
+    # Not `pieces`: a CTA looks at piece blockIdx.y before it knows whether there is one.
+    for name in ("committed", "part_ptr", "request_ptr", "halved", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
     words = torch.empty(len(q), dtype=torch.int64, device=q.device)
     pack_tree_mask(mask, seq_lens, words, case.layout, case.num_padding)

@@ -16,7 +16,7 @@ STRUCTS = {
 }
 CONSTANTS = {
     "kRowTile": tiles.ROW_TILE,
-    "kTileTokens": tiles.TILE_TOKENS,  # of a piece, and of the mma kernel's loop
+    "kTileTokens": tiles.TILE_TOKENS,  # of the mma kernel's loop
     "kThreads": tiles.MMA.threads,
     "kPlanThreads": launch.PLAN_THREADS,
     "kPackThreads": launch.PACK_THREADS,
@@ -26,7 +26,7 @@ CONSTANTS = {
     "kCombineWarps": launch.COMBINE_WARPS,
     "kUnitDims": launch.COMBINE_UNIT_DIMS,
     "kRowsAtOnce": launch.COMBINE_WARP_PIECES,
-    "kMinPartTiles": schedule.MIN_PART_TILES,
+    "kMinPartTokens": schedule.MIN_PART_TOKENS,
     "kDirect": schedule.DIRECT,
     "kOverlong": schedule.OVERLONG,
 }
@@ -55,6 +55,7 @@ def test_python_and_device_code_agree(arch, tmp_path):
         claims += [
             f"treemla::kWgThreads == {tiles.WGMMA.threads}",
             f"treemla::kWgTileTokens == {tiles.WGMMA.tile_tokens}",
+            f"treemla::kRunRows == {launch.RUN_ROWS}",
         ]
     claims += [
         f"treemla::plan_shared_bytes({batch}, {parts}) == {launch.plan_shared_bytes(batch, parts)}"

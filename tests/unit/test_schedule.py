@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from treemla.schedule import (
     DIRECT,
-    MIN_PART_TILES,
+    MIN_PART_TOKENS,
     OVERLONG,
     Schedule,
     balanced_schedule,
     committed_tokens,
     fixed_schedule,
 )
-from treemla.tiles import TILE_TOKENS
+from treemla.tiles import PATHS, TILE_TOKENS
 
 EDGES = [OVERLONG, 0, 1, TILE_TOKENS - 1, TILE_TOKENS, TILE_TOKENS + 1, 2 * TILE_TOKENS, 4095, 4096, 65_536]
 length = st.one_of(st.sampled_from(EDGES), st.integers(0, 300), st.integers(0, 70_000))
@@ -22,11 +22,20 @@ lengths = st.one_of(st.lists(length, min_size=1, max_size=8), st.lists(length, m
 tree_tokens = st.one_of(st.sampled_from([1, 2, 9, 32, 33, 63, 64]), st.integers(1, 64))
 parts = st.one_of(st.integers(1, 8), st.sampled_from([66, 132, 188, 500, 3000]))
 OVERHEAD = 6
+tile_tokens = st.sampled_from(sorted({path.tile_tokens for path in PATHS.values()}))
 split_tiles = st.one_of(st.sampled_from([1, 2, 16]), st.integers(1, 300))
 
 
-def balanced(lengths: list[int], tree_tokens: int, parts: int) -> Schedule:
-    return balanced_schedule(np.array(lengths, np.int32), tree_tokens=tree_tokens, parts=parts, overhead=OVERHEAD)
+def balanced(lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int = 0) -> Schedule:
+    committed = np.array(lengths, np.int32)
+    return balanced_schedule(
+        committed,
+        tree_tokens=tree_tokens,
+        parts=parts,
+        overhead=OVERHEAD,
+        tile_tokens=tile_tokens,
+        halved_tiles=halved_tiles,
+    )
 
 
 def fixed(lengths: list[int], tree_tokens: int, parts: int, split_tiles: int) -> Schedule:
@@ -54,11 +63,11 @@ def check_covers_every_token_once(schedule: Schedule, lengths: list[int], tree_t
         assert all(begin < end for begin, end in zip(begins, ends, strict=True))
 
 
-def check_cuts_at_tiles_outside_the_tree(schedule: Schedule, lengths: list[int]) -> None:
+def check_cuts_at_tiles_outside_the_tree(schedule: Schedule, lengths: list[int], tile_tokens: int) -> None:
     """So the tree is whole, in the last piece."""
     for request, n in enumerate(lengths):
         for _, begin, _, _ in pieces_of(schedule, request)[1:]:
-            assert begin % TILE_TOKENS == 0
+            assert begin % tile_tokens == 0
             assert begin <= n
 
 
@@ -81,13 +90,13 @@ def check_parts_share_all_pieces(schedule: Schedule, parts: int) -> None:
     assert (np.diff(schedule.part_ptr) >= 0).all()
 
 
-@given(lengths, tree_tokens, parts)
-@example([OVERLONG, 100], 9, 4)  # the first cut meets a request without pieces
-@example([0], 1, 3000)  # more parts than tokens
-def test_balanced_schedule_is_well_formed(lengths: list[int], tree_tokens: int, parts: int) -> None:
-    schedule = balanced(lengths, tree_tokens, parts)
+@given(lengths, tree_tokens, parts, tile_tokens)
+@example([OVERLONG, 100], 9, 4, 64)  # the first cut meets a request without pieces
+@example([0], 1, 3000, 32)  # more parts than tokens
+def test_balanced_schedule_is_well_formed(lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int) -> None:
+    schedule = balanced(lengths, tree_tokens, parts, tile_tokens)
     check_covers_every_token_once(schedule, lengths, tree_tokens)
-    check_cuts_at_tiles_outside_the_tree(schedule, lengths)
+    check_cuts_at_tiles_outside_the_tree(schedule, lengths, tile_tokens)
     check_slots(schedule, len(lengths), max_slots=2 * (parts - 1))
     check_parts_share_all_pieces(schedule, parts)
     assert len(schedule.pieces) <= len(lengths) + parts - 1
@@ -97,53 +106,78 @@ def test_balanced_schedule_is_well_formed(lengths: list[int], tree_tokens: int, 
 def test_fixed_schedule_is_well_formed(lengths: list[int], tree_tokens: int, parts: int, split_tiles: int) -> None:
     schedule = fixed(lengths, tree_tokens, parts, split_tiles)
     check_covers_every_token_once(schedule, lengths, tree_tokens)
-    check_cuts_at_tiles_outside_the_tree(schedule, lengths)
+    check_cuts_at_tiles_outside_the_tree(schedule, lengths, TILE_TOKENS)
     check_slots(schedule, len(lengths), max_slots=len(schedule.pieces))
     check_parts_share_all_pieces(schedule, parts)
 
 
-@given(lengths, tree_tokens, parts)
-def test_balanced_part_costs_at_most_its_share_and_one_tree(lengths: list[int], tree_tokens: int, parts: int) -> None:
+@given(lengths, tree_tokens, parts, tile_tokens)
+def test_balanced_part_costs_at_most_its_share_and_one_tree(
+    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int
+) -> None:
     """A part's tiles, and the overhead between its requests, exceed the equal share by no more than a tree's tiles."""
-    schedule = balanced(lengths, tree_tokens, parts)
-    held = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
-    share = max(MIN_PART_TILES, -(-(held + OVERHEAD * (len(lengths) - 1)) // parts))
-    atom = -(-(TILE_TOKENS - 1 + tree_tokens) // TILE_TOKENS) - 1  # tiles that a cut inside the tree moves over
+    schedule = balanced(lengths, tree_tokens, parts, tile_tokens)
+    held = sum(-(-(n + tree_tokens) // tile_tokens) for n in lengths if n != OVERLONG)
+    share = max(MIN_PART_TOKENS // tile_tokens, -(-(held + OVERHEAD * (len(lengths) - 1)) // parts))
+    atom = -(-(tile_tokens - 1 + tree_tokens) // tile_tokens) - 1  # tiles that a cut inside the tree moves over
     for first, end in zip(schedule.part_ptr[:-1], schedule.part_ptr[1:], strict=True):
-        tiles = [-(-(piece[2] - piece[1]) // TILE_TOKENS) for piece in schedule.pieces[first:end].tolist()]
+        tiles = [-(-(piece[2] - piece[1]) // tile_tokens) for piece in schedule.pieces[first:end].tolist()]
         assert sum(tiles) + OVERHEAD * max(0, len(tiles) - 1) <= share + atom
 
 
-@given(lengths, tree_tokens, parts)
-def test_balanced_cuts_are_those_of_counting_tile_by_tile(lengths: list[int], tree_tokens: int, parts: int) -> None:
+@given(lengths, tree_tokens, parts, tile_tokens)
+def test_balanced_cuts_are_those_of_counting_tile_by_tile(
+    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int
+) -> None:
     """Walk the line one tile at a time; a tile at x belongs to part x // share, the tree's tiles go together."""
-    total = sum(-(-(n + tree_tokens) // TILE_TOKENS) for n in lengths if n != OVERLONG)
-    share = max(MIN_PART_TILES, -(-(total + OVERHEAD * (len(lengths) - 1)) // parts))
+    total = sum(-(-(n + tree_tokens) // tile_tokens) for n in lengths if n != OVERLONG)
+    share = max(MIN_PART_TOKENS // tile_tokens, -(-(total + OVERHEAD * (len(lengths) - 1)) // parts))
     expected: list[tuple[int, int, int]] = []  # part, request, first token
     position = 0
     for request, n in enumerate(lengths):
-        held = 0 if n == OVERLONG else -(-(n + tree_tokens) // TILE_TOKENS)
+        held = 0 if n == OVERLONG else -(-(n + tree_tokens) // tile_tokens)
         for tile in range(held):
-            part = (position + (held - 1 if tile >= n // TILE_TOKENS else tile)) // share
+            part = (position + (held - 1 if tile >= n // tile_tokens else tile)) // share
             if not expected or expected[-1][:2] != (part, request):
-                expected.append((part, request, tile * TILE_TOKENS))
+                expected.append((part, request, tile * tile_tokens))
         position += held + OVERHEAD
-    schedule = balanced(lengths, tree_tokens, parts)
+    schedule = balanced(lengths, tree_tokens, parts, tile_tokens)
     part_of_piece = np.repeat(np.arange(parts), np.diff(schedule.part_ptr)).tolist()
     pieces = [(part, *piece[:2]) for part, piece in zip(part_of_piece, schedule.pieces.tolist(), strict=True)]
     assert pieces == expected
 
 
-@given(st.integers(0, 200_000), tree_tokens, parts)
-def test_balanced_single_request_is_cut_into_equal_pieces(n: int, tree_tokens: int, parts: int) -> None:
+@given(
+    lengths, tree_tokens, st.one_of(st.integers(2, 9), st.sampled_from([66, 133])), tile_tokens, st.integers(1, 3000)
+)
+def test_a_halved_schedule_is_that_of_half_as_many_parts(
+    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int
+) -> None:
+    """Parts behind the last have no pieces; a step that costs more is cut as if there were no halves."""
+    schedule = balanced(lengths, tree_tokens, parts, tile_tokens, halved_tiles)
+    held = sum(-(-(n + tree_tokens) // tile_tokens) for n in lengths if n != OVERLONG)
+    halved = held + OVERHEAD * (len(lengths) - 1) <= halved_tiles
+    plain = balanced(lengths, tree_tokens, parts // 2 if halved else parts, tile_tokens)
+    assert schedule.halved.tolist() == [halved]
+    assert schedule.pieces.tolist() == plain.pieces.tolist()
+    assert schedule.request_ptr.tolist() == plain.request_ptr.tolist()
+    assert schedule.part_ptr.tolist() == plain.part_ptr.tolist() + [len(plain.pieces)] * (
+        parts - len(plain.part_ptr) + 1
+    )
+
+
+@given(st.integers(0, 200_000), tree_tokens, parts, tile_tokens)
+def test_balanced_single_request_is_cut_into_equal_pieces(
+    n: int, tree_tokens: int, parts: int, tile_tokens: int
+) -> None:
     """Every piece but the last two is exactly the share; the last cut may move down to spare the tree."""
-    schedule = balanced([n], tree_tokens, parts)
-    held = -(-(n + tree_tokens) // TILE_TOKENS)
-    share = max(MIN_PART_TILES, -(-held // parts))
+    schedule = balanced([n], tree_tokens, parts, tile_tokens)
+    held = -(-(n + tree_tokens) // tile_tokens)
+    share = max(MIN_PART_TOKENS // tile_tokens, -(-held // parts))
     sizes = [(end - begin) for _, begin, end, _ in schedule.pieces.tolist()]
-    assert all(size == share * TILE_TOKENS for size in sizes[:-2])
-    assert all(size <= share * TILE_TOKENS for size in sizes[:-1])
-    assert len(sizes) >= n // TILE_TOKENS // share
+    assert all(size == share * tile_tokens for size in sizes[:-2])
+    assert all(size <= share * tile_tokens for size in sizes[:-1])
+    assert len(sizes) >= n // tile_tokens // share
 
 
 @given(lengths, tree_tokens, parts, split_tiles)
@@ -187,6 +221,6 @@ def test_committed_tokens(seq_len: int, tail: int, capacity: int, expected: int)
 
 def test_schedule_arrays_are_int32() -> None:
     """The device reads them as they are."""
-    for schedule in (balanced([5, 70], 3, 4), fixed([5, 70], 3, 4, 1)):
+    for schedule in (balanced([5, 70], 3, 4, 32), fixed([5, 70], 3, 4, 1)):
         for array in (schedule.committed, schedule.pieces, schedule.part_ptr, schedule.request_ptr):
             assert array.dtype == np.int32

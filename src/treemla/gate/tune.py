@@ -14,7 +14,7 @@ from treemla import cost
 from treemla.gate.cases import PEER_CASES, VerifyCase
 from treemla.gate.report import table
 from treemla.problem import FP8, VerifyShape
-from treemla.tiles import ROW_TILE, TILE_TOKENS, KernelPath
+from treemla.tiles import ROW_TILE, KernelPath
 
 ROWS = tuple(case for case in PEER_CASES if case.page_size == 1)
 MOST_OFF = 0.02  # of the choice from the best of the sweep
@@ -35,7 +35,9 @@ class Gpu:
         return cost.estimate(constants, self.kernel, shape_of(case), case.contexts, tiling, self.num_sms)
 
     def choose(self, constants: cost.Constants, case: VerifyCase, steps: cost.Steps) -> cost.Tiling:
-        return cost.choose(constants, self.kernel, shape_of(case), self.num_sms, steps)
+        """What a plan made for these steps does in the case."""
+        tiling = cost.choose(constants, self.kernel, shape_of(case), self.num_sms, steps)
+        return tiling.in_step(case.contexts, case.tree_tokens, self.kernel)
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,16 @@ def probes(gpu: Gpu) -> list[Probe]:
     ) -> Probe:
         """sm_tiles: of the kernel, on each busy SM, the last of them a tile short: the tree takes a tile of its own."""
         parts = busy // blocks
-        context = int(parts * sm_tiles * kernel.tile_tokens) // batch // TILE_TOKENS * TILE_TOKENS - kernel.tile_tokens
+        context = (
+            int(parts * sm_tiles * kernel.tile_tokens) // batch // kernel.tile_tokens * kernel.tile_tokens
+            - kernel.tile_tokens
+        )
         case = VerifyCase((context,) * batch, tokens, ROW_TILE)
         return case, cost.Tiling(blocks, kernel.block_height(shape_of(case), blocks), parts, overhead)
 
     return [
         *(probe(high, sm_tiles) for sm_tiles in (1, 2, 8)),
         *(probe(high, sm_tiles, busy=sms // 2) for sm_tiles in (1, 16)),
-        probe(high, 1.5),  # on wgmma the only pieces that end inside a tile and before the tree
         *(probe(1, sm_tiles) for sm_tiles in (2, 8)),
         probe(1, 31, busy=sms // 4),  # memory waits for arithmetic
         probe(4 * high, 31, blocks=4),
@@ -105,11 +109,17 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
         tiling for constants in made for tiling in cost.tilings(constants, gpu.kernel, shape_of(case), gpu.num_sms)
     )
     tilings |= dict.fromkeys(replace(tiling, overhead_tiles=tiles) for tiling in tilings for tiles in cost.OVERHEADS)
+    tilings |= dict.fromkeys(
+        replace(tiling, halved_tiles=cost.ALWAYS_HALVED)
+        for tiling in tilings
+        if gpu.kernel.half_rows(tiling.block_rows) and tiling.parts > 1
+    )
     us: dict[cost.Tiling, float] = {}
     timed: dict[object, float] = {}
     for tiling in tilings:
-        pieces = tiling.schedule(case.contexts, case.tree_tokens)
-        key = tiling.block_rows, tiling.parts, pieces.pieces.tobytes(), pieces.part_ptr.tobytes()
+        pieces = tiling.schedule(case.contexts, case.tree_tokens, gpu.kernel)
+        cut = pieces.pieces, pieces.part_ptr, pieces.halved
+        key = tiling.block_rows, tiling.parts, *(array.tobytes() for array in cut)
         if key not in timed:
             timed[key] = timer(case, tiling)
         us[tiling] = timed[key]

@@ -75,7 +75,7 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
 class GpuTimer:
     """Times a case cut by a tiling, its result checked against float64; keeps the inputs of the last case.
 
-    made: what was timed, metric verify_wgmma_r72_p132_o6 and the like: block rows, parts, overhead.
+    made: what was timed, metric verify_wgmma_r72_p132_o6 and the like: block rows, parts, overhead, `_half` where halved.
     """
 
     def __init__(self, device: torch.device, path: str, where: schema.Where) -> None:
@@ -95,11 +95,13 @@ class GpuTimer:
             block_rows=tiling.block_rows,
             parts=tiling.parts,
             overhead_tiles=tiling.overhead_tiles,
+            halved_tiles=tiling.halved_tiles,
             path=self.path,
         )
         inputs = replace(self.inputs, plan=plan)
         inputs.plan_step()
         samples = measure.time_layers(verify_layers(inputs, inputs.kv_layers))
-        metric = f"verify_{self.path}_r{tiling.block_rows}_p{tiling.parts}_o{tiling.overhead_tiles}"
+        halves = "_half" if tiling.halved_tiles else ""
+        metric = f"verify_{self.path}_r{tiling.block_rows}_p{tiling.parts}_o{tiling.overhead_tiles}{halves}"
         self.made.append(schema.Measurement.of(case.id, metric, "us", samples, self.where))
         return statistics.median(samples)
