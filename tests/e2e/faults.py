@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -46,4 +47,24 @@ def length_off_by_one() -> None:
     VerifyPlan.update = lambda self, seq_lens, slots, tail=0: update(self, seq_lens - 1, slots, tail)
 
 
-FAULTS = {"causal": causal_mask, "piece": dropped_piece, "length": length_off_by_one}
+def forgotten_holder() -> None:
+    """Compaction leaves the largest of the holders whose slots it moves as it was: slots that are free again."""
+    from treemla.sglang import allocator
+
+    relocate = allocator.relocate
+
+    def forget(moves: Any, buffers: Any, holders: Any, free: Any, adopt_free: Any) -> None:
+        touched = [np.isin(holder.cpu().numpy(), moves.source).any() * len(holder) for holder in holders]
+        largest = int(np.argmax(touched)) if any(touched) else -1
+        kept = [holder for i, holder in enumerate(holders) if i != largest]
+        relocate(moves, buffers, kept, free, adopt_free)
+
+    allocator.relocate = forget
+
+
+FAULTS = {
+    "causal": causal_mask,
+    "piece": dropped_piece,
+    "length": length_off_by_one,
+    "holder": forgotten_holder,
+}

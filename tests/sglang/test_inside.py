@@ -1,10 +1,14 @@
 """What tests/e2e changes inside an Engine's processes is there to be changed, and its faults do what they say."""
 
+import ast
 import importlib
 import inspect
 import json
 import multiprocessing
+import sys
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from e2e import faults, inside, stand_ins
@@ -13,7 +17,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.server_args import ServerArgs
 
 from treemla import VerifyPlan
-from treemla.sglang import backend
+from treemla.kv import Moves
+from treemla.sglang import allocator, backend
 
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 
@@ -26,10 +31,29 @@ def test_the_suite_s_plug_in_finds_everything_it_changes(monkeypatch, tmp_path):
     before = [worker.eagle_sample for worker in workers]
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: "the user's")
     monkeypatch.setenv(inside.ASKED, json.dumps({"weights": True, "fault": None, "folder": str(tmp_path)}))
-    inside.register()
+    with mock.patch.dict(sys.modules):
+        inside.register()
     assert loader.initialize_dummy_weights.__module__ == "e2e.weights"
     assert all(worker.eagle_sample is not old for worker, old in zip(workers, before, strict=True))
     assert (tmp_path / "plugin.json").exists()
+
+
+def test_backends_that_need_deep_gemm_have_stand_ins_that_nothing_is_an_instance_of():
+    with mock.patch.dict(sys.modules):
+        inside.stand_in_for_backends()
+        for module, name in inside.NEED_DEEP_GEMM.items():
+            held = {}
+            exec(f"from {module} import {name}", held)  # as SGLang does
+            assert not issubclass(backend.TritonAttnBackend, held[name])
+
+
+def test_the_eagle_worker_asks_those_backends_for_nothing_but_their_stand_ins():
+    """It imports them where the draft's graphs are captured, whatever serves."""
+    worker = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(worker))) if isinstance(node, ast.ImportFrom)]
+    asked = [(node.module, name.name) for node in imports for name in node.names]
+    of_these = {(module, name) for module, name in asked if module in inside.NEED_DEEP_GEMM}
+    assert of_these == set(inside.NEED_DEEP_GEMM.items())
 
 
 @pytest.mark.parametrize("run", stand_ins.RUNS)
@@ -68,3 +92,15 @@ def test_the_length_fault_loses_a_committed_token(faulty):
 def test_the_piece_fault_drops_the_first_of_several_pieces(faulty):
     assert faulty("piece", [600]).plan.request_ptr[0] == 1
     assert faulty("piece", [5]).plan.request_ptr[0] == 0
+
+
+def test_the_holder_fault_leaves_the_largest_holder_with_slots_that_are_free(monkeypatch):
+    monkeypatch.setattr(allocator, "relocate", allocator.relocate)
+    faults.inject("holder")
+    rows = torch.arange(12.0)[:, None]
+    holders = [torch.tensor(slots) for slots in ([1, 2], [4, 5, 6], [8, 9, 10, 11])]
+    moves = Moves(source=np.array([2, 4, 6]), destination=np.array([0, 3, 7]))
+    now_free = []
+    allocator.relocate(moves, [rows], holders, torch.tensor([0, 3, 7]), now_free.append)
+    assert [holder.tolist() for holder in holders] == [[1, 0], [4, 5, 6], [8, 9, 10, 11]]
+    assert now_free[0].tolist() == [2, 4, 6]
