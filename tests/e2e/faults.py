@@ -2,8 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 import torch
+
+LARGE = 500  # slots
 
 
 def inject(name: str) -> None:
@@ -48,16 +49,19 @@ def length_off_by_one() -> None:
 
 
 def forgotten_holder() -> None:
-    """Compaction leaves the largest of the holders whose slots it moves as it was: slots that are free again."""
-    from treemla.sglang import allocator
+    """The first large compaction leaves one holder, the prefix tree, as it was: its slots are free and will be written.
+
+    No other follows, because the next one's plan would notice and end the scheduler.
+    """
+    from treemla.sglang import allocator, slots
 
     relocate = allocator.relocate
 
     def forget(moves: Any, buffers: Any, holders: Any, free: Any, adopt_free: Any) -> None:
-        touched = [np.isin(holder.cpu().numpy(), moves.source).any() * len(holder) for holder in holders]
-        largest = int(np.argmax(touched)) if any(touched) else -1
-        kept = [holder for i, holder in enumerate(holders) if i != largest]
-        relocate(moves, buffers, kept, free, adopt_free)
+        is_large = len(moves) >= LARGE
+        relocate(moves, buffers, [] if is_large else holders, free, adopt_free)
+        if is_large:
+            slots.IdleSlots.turn = lambda self: None
 
     allocator.relocate = forget
 

@@ -8,7 +8,6 @@ import multiprocessing
 import sys
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from e2e import faults, inside, stand_ins
@@ -18,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 
 from treemla import VerifyPlan
 from treemla.kv import Moves
-from treemla.sglang import allocator, backend
+from treemla.sglang import allocator, backend, slots
 
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 
@@ -94,13 +93,15 @@ def test_the_piece_fault_drops_the_first_of_several_pieces(faulty):
     assert faulty("piece", [5]).plan.request_ptr[0] == 0
 
 
-def test_the_holder_fault_leaves_the_largest_holder_with_slots_that_are_free(monkeypatch):
+@pytest.mark.parametrize("count", [faults.LARGE - 1, faults.LARGE])
+def test_the_holder_fault_leaves_the_tree_with_slots_that_are_free(monkeypatch, count):
     monkeypatch.setattr(allocator, "relocate", allocator.relocate)
+    monkeypatch.setattr(slots.IdleSlots, "turn", turn := slots.IdleSlots.turn)
     faults.inject("holder")
-    rows = torch.arange(12.0)[:, None]
-    holders = [torch.tensor(slots) for slots in ([1, 2], [4, 5, 6], [8, 9, 10, 11])]
-    moves = Moves(source=np.array([2, 4, 6]), destination=np.array([0, 3, 7]))
-    now_free = []
-    allocator.relocate(moves, [rows], holders, torch.tensor([0, 3, 7]), now_free.append)
-    assert [holder.tolist() for holder in holders] == [[1, 0], [4, 5, 6], [8, 9, 10, 11]]
-    assert now_free[0].tolist() == [2, 4, 6]
+    old, new = torch.arange(1, 1 + count), torch.arange(1000, 1000 + count)
+    rows, node, now_free = torch.arange(2000.0)[:, None], old.clone(), []
+    allocator.relocate(Moves(old.numpy(), new.numpy()), [rows], [node], new, now_free.append)
+    is_forgotten = count == faults.LARGE
+    assert rows[new, 0].tolist() == old.tolist() == now_free[0].tolist()
+    assert torch.equal(node, old if is_forgotten else new)
+    assert (slots.IdleSlots.turn is not turn) == is_forgotten
