@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-START_S = 300
 LOG_LINES = 40
 
 
@@ -34,21 +33,22 @@ class Child:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self.replies: queue.Queue[str | None] = queue.Queue()
+        self.failed = False
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if raised[0] is None:
+        if raised[0] is None and not self.failed:
             try:
                 self.ask({"do": "stop"}, 60)
             except EngineFailed as error:
                 print(f"{self.name}: {error}", flush=True)
         self._end()
 
-    def wait_ready(self) -> dict[str, Any]:
-        return self._reply(START_S)
+    def wait_ready(self, timeout_s: float) -> dict[str, Any]:
+        return self._reply(timeout_s)
 
     def ask(self, command: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Send a command and return its answer. Raises EngineFailed."""
@@ -78,6 +78,7 @@ class Child:
         return made | {"took_s": time.monotonic() - begin}
 
     def _failed(self, what: str) -> EngineFailed:
+        self.failed = True
         log = self.folder / "log.txt"
         tail = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
         return EngineFailed("\n".join([f"{self.name}: {what}", *(f"  | {line[:300]}" for line in tail)]))

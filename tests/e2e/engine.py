@@ -67,6 +67,7 @@ def start(given: argparse.Namespace, folder: Path) -> tuple[Any, dict[str, Any]]
 
     begin = time.monotonic()
     announce(folder, weights=given.model == "small", fault=given.fault)
+    os.environ.update(stand_ins.ENVIRONMENT.get(given.run, {}))
     settings = stand_ins.settings(given.model, given.run, given.backend, folder / "models")
     import sglang
 
@@ -74,11 +75,16 @@ def start(given: argparse.Namespace, folder: Path) -> tuple[Any, dict[str, Any]]
     if not (folder / "plugin.json").exists():
         engine.shutdown()
         raise RuntimeError("the suite's own plug-in did not load; the log says why")
-    said = [line for line in (folder / "log.txt").read_text().splitlines() if "treemla: serves" in line]
-    if bool(said) is not (given.backend == "treemla"):
+    said = [line for line in treemla_lines(folder) if "treemla: serves" in line]
+    if bool(said) is (given.backend == "triton"):
         engine.shutdown()
         raise RuntimeError(f"backend {given.backend}, but the log says of treemla: {said}")
     return engine, {"ready_s": time.monotonic() - begin, "serves": said, "sglang": sglang.__version__}
+
+
+def treemla_lines(folder: Path) -> list[str]:
+    """What treemla has logged so far."""
+    return [line for line in (folder / "log.txt").read_text(errors="replace").splitlines() if "treemla: " in line]
 
 
 def announce(folder: Path, *, weights: bool, fault: str | None) -> None:
@@ -127,9 +133,33 @@ def answers(engine: Any, folder: str, short: bool = False) -> dict[str, Any]:
         made["abort"] = {"victims": victims}
         (said,) = generate(engine, [prompts[4]], LONG_ANSWER)
         keep("long", prompts[4], said)
-    counts = Path(folder) / "counts.json"
+    return {"answers": made} | counts_and_log(Path(folder))
+
+
+def serve_churn(engine: Any, folder: str) -> dict[str, Any]:
+    """The requests of churn.py, group after group; with each answer how often slots had been compacted before it."""
+    from e2e import churn
+
+    vocabulary = engine.tokenizer_manager.model_config.vocab_size
+    made: dict[str, Any] = {}
+    victims = []
+    for nth, group in enumerate(churn.groups(vocabulary)):
+        compactions = sum("treemla: moved" in line for line in treemla_lines(Path(folder)))
+        asked = together(engine, group.prompts, group.victim, f"churn-{nth}", group.new_tokens)
+        done, had = engine.loop.run_until_complete(asked)
+        victims += [] if had is None else [had]
+        for i, (_, said) in enumerate(done):
+            made[f"group{nth}/{i}"] = answer(said) | {"compactions": compactions}
+        time.sleep(group.pause_s)
+    made["abort"] = {"victims": victims}
+    return {"answers": made} | counts_and_log(Path(folder))
+
+
+def counts_and_log(folder: Path) -> dict[str, Any]:
     time.sleep(0.5)  # the counts are written five times a second
-    return {"answers": made, "counts": json.loads(counts.read_text()) if counts.exists() else None}
+    counts = folder / "counts.json"
+    held = json.loads(counts.read_text()) if counts.exists() else None
+    return {"counts": held, "log": treemla_lines(folder)}
 
 
 def flush(engine: Any) -> None:
@@ -169,7 +199,8 @@ def abort_round(engine: Any, prompts: list[list[int]], keep: Any) -> list[int]:
     victims = []
     for nth in range(2):
         batch = prompts[4 * nth : 4 * nth + 4]
-        done, had = engine.loop.run_until_complete(together(engine, batch, victim=1 + nth, rid=f"victim-{nth}"))
+        asked = together(engine, batch, 1 + nth, f"victim-{nth}", NEW_TOKENS)
+        done, had = engine.loop.run_until_complete(asked)
         victims.append(had)
         for ids, said in done:
             keep("abort", ids, said)
@@ -178,7 +209,11 @@ def abort_round(engine: Any, prompts: list[list[int]], keep: Any) -> list[int]:
     return victims
 
 
-async def together(engine: Any, batch: list[list[int]], victim: int, rid: str) -> tuple[list[Any], int]:
+async def together(
+    engine: Any, batch: list[list[int]], victim: int | None, rid: str, new_tokens: int
+) -> tuple[list[Any], int | None]:
+    """All prompts of `batch` at once; number `victim` is aborted. (prompt, answer) of the others, its tokens."""
+
     async def stopped(ids: list[int]) -> int:
         had = 0
         sampling = GREEDY | {"max_new_tokens": 10 * NEW_TOKENS}
@@ -190,13 +225,13 @@ async def together(engine: Any, batch: list[list[int]], victim: int, rid: str) -
         return had
 
     async def whole(ids: list[int]) -> Any:
-        sampling = GREEDY | {"max_new_tokens": NEW_TOKENS}
+        sampling = GREEDY | {"max_new_tokens": new_tokens}
         asked = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
         return ids, await engine.async_generate(**asked)
 
     tasks = [stopped(ids) if i == victim else whole(ids) for i, ids in enumerate(batch)]
     done = await asyncio.gather(*tasks)
-    return [one for i, one in enumerate(done) if i != victim], done[victim]
+    return [one for i, one in enumerate(done) if i != victim], None if victim is None else done[victim]
 
 
 def pattern(context: int) -> list[int]:
@@ -220,7 +255,7 @@ def profile(engine: Any, context: int, new_tokens: int, folder: str) -> dict[str
     """Where the time of a step goes."""
     from e2e import trace_steps
 
-    where = Path(folder).resolve() / "trace"
+    where = Path(folder).resolve() / f"trace-{context}"
     where.mkdir(exist_ok=True)
     engine.start_profile(output_dir=str(where), activities=["CPU", "GPU"], with_stack=False, record_shapes=False)
     engine.generate(input_ids=[pattern(context)], sampling_params=GREEDY | {"max_new_tokens": new_tokens})
@@ -232,7 +267,7 @@ def profile(engine: Any, context: int, new_tokens: int, folder: str) -> dict[str
     raise RuntimeError("no trace after 60 s")
 
 
-COMMANDS = {"answers": answers, "rate": rate, "profile": profile}
+COMMANDS = {"answers": answers, "churn": serve_churn, "rate": rate, "profile": profile}
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+LARGE = 500  # slots
+
 
 def inject(name: str) -> None:
     """Patch treemla in this process: a key of FAULTS."""
@@ -46,4 +48,27 @@ def length_off_by_one() -> None:
     VerifyPlan.update = lambda self, seq_lens, slots, tail=0: update(self, seq_lens - 1, slots, tail)
 
 
-FAULTS = {"causal": causal_mask, "piece": dropped_piece, "length": length_off_by_one}
+def forgotten_holder() -> None:
+    """The first large compaction leaves one holder, the prefix tree, as it was: its slots are free and will be written.
+
+    No other follows, because the next one's plan would notice and end the scheduler.
+    """
+    from treemla.sglang import allocator, slots
+
+    relocate = allocator.relocate
+
+    def forget(moves: Any, buffers: Any, holders: Any, free: Any, adopt_free: Any) -> None:
+        is_large = len(moves) >= LARGE
+        relocate(moves, buffers, [] if is_large else holders, free, adopt_free)
+        if is_large:
+            slots.IdleSlots.turn = lambda self: None
+
+    allocator.relocate = forget
+
+
+FAULTS = {
+    "causal": causal_mask,
+    "piece": dropped_piece,
+    "length": length_off_by_one,
+    "holder": forgotten_holder,
+}

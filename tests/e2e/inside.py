@@ -4,18 +4,27 @@ SGLang swallows what a plug-in raises, so this one leaves a file when it is done
 """
 
 import importlib
+import importlib.util
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 ASKED = "TREEMLA_E2E"  # environment: {"weights": bool, "fault": name or null, "folder": where files go}
 SAMPLERS = ("sglang.srt.speculative.ngram_worker", "sglang.srt.speculative.eagle_worker_common")
+# What 0.5.16's EAGLE worker imports, whatever serves, to ask whether the draft's attention is one of these.
+NEED_DEEP_GEMM = {
+    "sglang.srt.layers.attention.dsa_backend": "DeepseekSparseAttnBackend",
+    "sglang.srt.layers.attention.deepseek_v4_backend": "DeepseekV4AttnBackend",
+    "sglang.srt.layers.attention.flashmla_backend": "FlashMLABackend",
+}
 
 
 def register() -> None:
@@ -23,6 +32,8 @@ def register() -> None:
         return
     asked = json.loads(os.environ[ASKED])
     folder = Path(asked["folder"])
+    if importlib.util.find_spec("deep_gemm") is None:
+        stand_in_for_backends()
     if asked["weights"]:
         from e2e import weights
 
@@ -36,6 +47,15 @@ def register() -> None:
     for name in SAMPLERS:
         counts.watch(importlib.import_module(name))
     (folder / "plugin.json").write_text(json.dumps(asked))
+
+
+def stand_in_for_backends() -> None:
+    """Classes that nothing is an instance of, where the real modules cannot be imported without DeepGEMM. A stand-in
+    for deep_gemm itself would make other parts of SGLang believe in it, and those modules import more that is missing.
+    """
+    for module, name in NEED_DEEP_GEMM.items():
+        sys.modules[module] = ModuleType(module)
+        setattr(sys.modules[module], name, type(name, (), {}))
 
 
 class Counts:

@@ -29,8 +29,9 @@ COMMON = {
     "cuda_graph_bs_decode": [1, 2, 4],  # so that three requests are padded: with speculation SGLang captures 3 too
 }  # fmt: skip
 # Float32 logits: in bfloat16 neighbouring ones are 0.06 apart, more than the attention kernels are.
+# SGLang keeps the rest of what was free before it loaded: little, for others load meanwhile.
 SMALL_SETTINGS = {
-    "mem_fraction_static": 0.6, "max_total_tokens": 60_000, "context_length": 16_384, "chunked_prefill_size": 2048,
+    "mem_fraction_static": 0.9, "max_total_tokens": 60_000, "context_length": 16_384, "chunked_prefill_size": 2048,
     "enable_fp32_lm_head": True,
 }  # fmt: skip
 # A prompt is prefilled in one chunk: later chunks go through the kernel that takes 41 s for 65k.
@@ -40,15 +41,21 @@ SLICE_SETTINGS = {
 }  # fmt: skip
 
 TREE_TOKENS = 9
+NGRAM = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": TREE_TOKENS}
+CHURN = NGRAM | {"max_total_tokens": 12_000}  # so few that the cache is evicted
 RUNS: dict[str, dict[str, Any]] = {
     "decode": {},
-    "ngram": {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": TREE_TOKENS},
+    "ngram": NGRAM,
+    "churn": CHURN,
+    "churn-compact": CHURN,
+    "shadow": NGRAM | {"cuda_graph_backend_decode": "disabled"},
     "standalone": {
         "speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "draft", "speculative_num_steps": 3,
         "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16,
         "speculative_draft_attention_backend": "triton",
     },
 }  # fmt: skip
+ENVIRONMENT = {"churn-compact": {"TREEMLA_SLOTS": "compact"}}  # of a run's processes
 
 
 def settings(model: str, run: str, backend: str, folder: Path) -> dict[str, Any]:

@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e import report
+from e2e import judge, report
 
 REPO = Path(__file__).resolve().parents[2]
 OUT = REPO / "build/e2e"
-JUDGED = ("Triton against itself", *report.RUNS, *(f"fault {fault}" for fault in report.FAULTS))
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -25,9 +24,9 @@ def records(device):
     return [json.loads(line) for line in (OUT / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("what", JUDGED)
+@pytest.mark.parametrize("what", judge.JUDGED)
 def test_engines_agree_and_faults_are_noticed(records, what):
-    found = {name: wrong for name, _, wrong in report.judge(records)}
+    found = {name: wrong for name, _, wrong in judge.judge(records)}
     assert found[what] == []
 
 

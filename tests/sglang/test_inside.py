@@ -1,9 +1,12 @@
 """What tests/e2e changes inside an Engine's processes is there to be changed, and its faults do what they say."""
 
+import ast
 import importlib
 import inspect
 import json
 import multiprocessing
+import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +16,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.server_args import ServerArgs
 
 from treemla import VerifyPlan
-from treemla.sglang import backend
+from treemla.kv import Moves
+from treemla.sglang import allocator, backend, slots
 
 SIBLINGS = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
 
@@ -26,10 +30,29 @@ def test_the_suite_s_plug_in_finds_everything_it_changes(monkeypatch, tmp_path):
     before = [worker.eagle_sample for worker in workers]
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: "the user's")
     monkeypatch.setenv(inside.ASKED, json.dumps({"weights": True, "fault": None, "folder": str(tmp_path)}))
-    inside.register()
+    with mock.patch.dict(sys.modules):
+        inside.register()
     assert loader.initialize_dummy_weights.__module__ == "e2e.weights"
     assert all(worker.eagle_sample is not old for worker, old in zip(workers, before, strict=True))
     assert (tmp_path / "plugin.json").exists()
+
+
+def test_backends_that_need_deep_gemm_have_stand_ins_that_nothing_is_an_instance_of():
+    with mock.patch.dict(sys.modules):
+        inside.stand_in_for_backends()
+        for module, name in inside.NEED_DEEP_GEMM.items():
+            held = {}
+            exec(f"from {module} import {name}", held)  # as SGLang does
+            assert not issubclass(backend.TritonAttnBackend, held[name])
+
+
+def test_the_eagle_worker_asks_those_backends_for_nothing_but_their_stand_ins():
+    """It imports them where the draft's graphs are captured, whatever serves."""
+    worker = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(worker))) if isinstance(node, ast.ImportFrom)]
+    asked = [(node.module, name.name) for node in imports for name in node.names]
+    of_these = {(module, name) for module, name in asked if module in inside.NEED_DEEP_GEMM}
+    assert of_these == set(inside.NEED_DEEP_GEMM.items())
 
 
 @pytest.mark.parametrize("run", stand_ins.RUNS)
@@ -68,3 +91,17 @@ def test_the_length_fault_loses_a_committed_token(faulty):
 def test_the_piece_fault_drops_the_first_of_several_pieces(faulty):
     assert faulty("piece", [600]).plan.request_ptr[0] == 1
     assert faulty("piece", [5]).plan.request_ptr[0] == 0
+
+
+@pytest.mark.parametrize("count", [faults.LARGE - 1, faults.LARGE])
+def test_the_holder_fault_leaves_the_tree_with_slots_that_are_free(monkeypatch, count):
+    monkeypatch.setattr(allocator, "relocate", allocator.relocate)
+    monkeypatch.setattr(slots.IdleSlots, "turn", turn := slots.IdleSlots.turn)
+    faults.inject("holder")
+    old, new = torch.arange(1, 1 + count), torch.arange(1000, 1000 + count)
+    rows, node, now_free = torch.arange(2000.0)[:, None], old.clone(), []
+    allocator.relocate(Moves(old.numpy(), new.numpy()), [rows], [node], new, now_free.append)
+    is_forgotten = count == faults.LARGE
+    assert rows[new, 0].tolist() == old.tolist() == now_free[0].tolist()
+    assert torch.equal(node, old if is_forgotten else new)
+    assert (slots.IdleSlots.turn is not turn) == is_forgotten
