@@ -120,6 +120,12 @@ def selfcheck(session: nox.Session) -> None:
     run(session, "treemla", "selfcheck", *session.posargs)
 
 
+@nox.session(name="gpu-gate")
+def gpu_gate(session: nox.Session) -> None:
+    """The gate's proof: this checkout is the same as itself three times, and a planted 5% slowdown is red."""
+    run_file(session, "tests/gpu_gate/proof.py", "--out", "build/proof", *session.posargs)
+
+
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Planted faults that the suites of a CPU must notice."""

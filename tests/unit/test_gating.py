@@ -56,9 +56,9 @@ def gate(monkeypatch, checkout, tmp_path, capsys):
         monkeypatch.setattr(gating.hygiene, "lease", lambda *_: nullcontext())
         monkeypatch.setattr(gating, "Worker", lambda make, metric, source: machine.start(source.parent.name))
         asked = [part for case in cases for part in ("--case", case)]
-        named = [] if verb == "selfcheck" else ["--base", str(base), "--out", str(tmp_path / "out")]
+        named = [] if verb == "selfcheck" else ["--base", str(base)]
         out = tmp_path / "gate.json"
-        code = cli.main([verb, *named, *asked, "--json", str(out), *arguments])
+        code = cli.main([verb, *named, "--out", str(tmp_path / "out"), *asked, "--json", str(out), *arguments])
         return code, json.loads(out.read_text()), capsys.readouterr().out
 
     return gate
@@ -94,6 +94,23 @@ def test_three_times_running_the_same_program_is_the_same(gate):
 def test_a_program_faster_than_itself_fails_the_selfcheck(gate):
     assert gate(Machine({**US, "head": 45.0}), verb="selfcheck")[0] == Exit.FAILED
     assert gate(Machine({**US, "head": 45.0}), verb="gate")[0] == Exit.PASS
+
+
+def test_a_selfcheck_leaves_sessions_only_of_a_machine_that_can_be_trusted(gate, tmp_path):
+    kept = tmp_path / "out/sessions.jsonl"
+    gate(Machine({**US, "head": 45.0}), verb="selfcheck")
+    assert not kept.exists()
+    gate(Machine(US), verb="selfcheck")
+    assert {run.metric for run in schema.load(kept)} == {"verify"}
+
+
+def test_triton_left_out_is_said_and_neither_started_nor_judged(gate, checkout):
+    head, _, _ = checkout
+    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
+    machine = Machine(US)
+    code, made, said = gate(machine, "--no-triton")
+    assert code == Exit.PASS and set(machine.started) == {"head", "base"}
+    assert "vs Triton" not in finding(made)["data"]["parts"] and "Triton was left out" in said
 
 
 def test_a_machine_too_noisy_to_tell_is_ambiguous_and_no_pass(gate):

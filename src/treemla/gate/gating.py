@@ -28,8 +28,16 @@ class Here:
     uuid: str = "GPU-none"
 
 
-def gate(cases: Sequence[VerifyCase], base: str, commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
-    """This checkout beside the tree or commit `base`, and beside Triton, on this GPU alone.
+def gate(
+    cases: Sequence[VerifyCase],
+    base: str,
+    commit: str | None,
+    out: Path,
+    wait_s: float = 600.0,
+    *,
+    triton: bool = True,
+) -> Findings:
+    """This checkout beside the tree or commit `base`, and beside Triton unless that is left out, on this GPU alone.
 
     Writes into the folder `out`: sessions.jsonl, what `bless` and `history` read. BaselineMissing, InvalidEnvironment.
     """
@@ -41,24 +49,32 @@ def gate(cases: Sequence[VerifyCase], base: str, commit: str | None, out: Path, 
             Finding(path, "removed", Exit.BASELINE_MISSING, "the base has this baseline, the head removed it")
             for path in trees.removed_baselines(base_tree, REPO)
         ]
-        measured, sessions = beside(cases, (pairs.HEAD, BASE, PEER), base_tree, Path(scratch), here, wait_s)
+        sides = (pairs.HEAD, BASE, PEER) if triton else (pairs.HEAD, BASE)
+        measured, sessions = beside(cases, sides, base_tree, Path(scratch), here, wait_s)
     if sessions:
         schema.dump(out / "sessions.jsonl", sessions)
     today = baseline.today()
     applied, overdue = quarantine.apply(measured.found, today, excused), quarantine.overdue(today, excused)
-    return replace(measured, found=(*removed, *applied, *overdue))
+    said = measured.notes if triton else (*measured.notes, "Triton was left out: no case was judged by its ratio.")
+    return replace(measured, found=(*removed, *applied, *overdue), notes=said)
 
 
-def selfcheck(cases: Sequence[VerifyCase], commit: str | None, wait_s: float = 600.0) -> Findings:
-    """This checkout beside itself: anything but "same" is a fault of the gate or of the machine."""
+def selfcheck(cases: Sequence[VerifyCase], commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
+    """This checkout beside itself: anything but "same" is a fault of the gate or of the machine.
+
+    Writes into the folder `out`: sessions.jsonl, unless the machine showed that its times cannot be trusted.
+    """
     here = this_machine(commit)
     with tempfile.TemporaryDirectory() as scratch:
-        measured, _ = beside(cases, (pairs.HEAD, BASE), REPO, Path(scratch), here, wait_s)
+        measured, sessions = beside(cases, (pairs.HEAD, BASE), REPO, Path(scratch), here, wait_s)
     wrong = "the same program beside itself: the machine or the gate cannot be trusted today"
     found = tuple(
         replace(f, exit=Exit.FAILED, text=f"{wrong}; {f.text}") if f.verdict == "faster" else f for f in measured.found
     )
-    return replace(measured, title="selfcheck", found=found)
+    made = replace(measured, title="selfcheck", found=found)
+    if made.exit is Exit.PASS:
+        schema.dump(out / "sessions.jsonl", sessions)
+    return made
 
 
 def beside(

@@ -31,9 +31,11 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verb.add_argument("--base", required=True, help="a commit, or the folder of a checkout or unpacked build")
     _measuring(verb)
     verb.add_argument("--out", type=Path, default=SESSIONS.parent, help="folder; default: %(default)s")
+    verb.add_argument("--no-triton", action="store_true", help="judge no case by its ratio to SGLang's Triton kernel")
 
     verb = _verb(verbs, "selfcheck", run_selfcheck, "time this checkout beside itself: the gate must say same")
     _measuring(verb)
+    verb.add_argument("--out", type=Path, default=Path("build/selfcheck"), help="folder; default: %(default)s")
 
     verb = _verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
     verb.add_argument(
@@ -134,13 +136,13 @@ def _inputs(given: argparse.Namespace) -> list[Path]:
 def run_gate(given: argparse.Namespace) -> Findings:
     from treemla.gate.gating import gate
 
-    return gate(_chosen(given.case), given.base, given.commit, given.out, given.wait)
+    return gate(_chosen(given.case), given.base, given.commit, given.out, given.wait, triton=not given.no_triton)
 
 
 def run_selfcheck(given: argparse.Namespace) -> Findings:
     from treemla.gate.gating import selfcheck
 
-    return selfcheck(_chosen(given.case), given.commit, given.wait)
+    return selfcheck(_chosen(given.case), given.commit, given.out, given.wait)
 
 
 def run_static(given: argparse.Namespace) -> Findings:
