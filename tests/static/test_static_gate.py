@@ -75,3 +75,9 @@ def test_blessing_stores_every_kernel_and_the_gate_then_passes(tmp_path):
         stored = kernelcode.load_all(target.arch, tmp_path)
         found = static_gate.judge_all(target, static_gate.compiled(target), stored)
         assert {finding.verdict for finding in found} == {"same"}
+
+
+@pytest.mark.parametrize("target", tiles.TARGETS.values(), ids=tiles.TARGETS)
+def test_no_kernel_is_missing_among_the_stored_or_worse_than_they_are(target):
+    found = static_gate.judge_all(target, static_gate.compiled(target), kernelcode.load_all(target.arch))
+    assert {finding.name: finding.text for finding in found if finding.exit is not Exit.PASS} == {}

@@ -170,6 +170,20 @@ def test_kernels_that_keep_the_rules_are_stored(compiler, tmp_path):
         assert set(kernelcode.load_all(target.arch, tmp_path)) == set(target.kernel_names)
 
 
+def test_static_compares_with_what_is_stored_and_one_kernel_missing_there_is_exit_5(
+    compiler, tmp_path, monkeypatch, capsys
+):
+    static_gate.bless("first", tmp_path)
+    load_all = kernelcode.load_all
+    monkeypatch.setattr(static_gate.kernelcode, "load_all", lambda arch: load_all(arch, tmp_path))
+    assert cli.main(["static"]) == Exit.PASS
+    name = TARGET.kernel_names[0]
+    kernelcode.path_of("sm_120a", name, tmp_path).unlink()
+    capsys.readouterr()
+    assert cli.main(["static"]) == Exit.BASELINE_MISSING
+    assert f"BASELINE_MISSING: sm_120a {name}: nothing is stored of it" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arch", tiles.TARGETS)
 @pytest.mark.parametrize("error", [nvcc.NvccError("line 3"), sass.UnreadableOutput("nothing")])
 def test_nothing_is_stored_where_an_architecture_does_not_compile(compiler, tmp_path, arch, error):

@@ -29,7 +29,7 @@ MUST_NOT_GROW: dict[str, Callable[[KernelCode], int]] = {
 }
 
 
-def static_gate(against: str | None) -> Findings:
+def static_gate(against: str = STORED) -> Findings:
     """A finding a kernel of both architectures. against: "stored", or a base's commit or folder, which is compiled too.
 
     InvalidEnvironment without a compiler; BaselineMissing where the base has no source that compiles.
@@ -38,13 +38,12 @@ def static_gate(against: str | None) -> Findings:
     loops: list[list[object]] = []
     before: dict[str, dict[str, KernelCode]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        base = None if against in {None, STORED} else trees.find(str(against), Path(scratch))
+        base = None if against == STORED else trees.find(against, Path(scratch))
         reports, code, found = compile_all()
         for arch, report in reports.items():
             target = tiles.TARGETS[arch]
-            if against:
-                before[arch] = _base(base, target) if base else kernelcode.load_all(arch)
-            found += broken(arch, report.problems, judge_all(target, code[arch], before.get(arch), stored=base is None))
+            before[arch] = _base(base, target) if base else kernelcode.load_all(arch)
+            found += broken(arch, report.problems, judge_all(target, code[arch], before[arch], stored=base is None))
             loops += [[arch, k.name, *loop.values()] for k in report.kernels for loop in k.loops]
     notes = [f"Loops that use the tensor cores:\n\n{table(['arch', 'kernel', 'all', *sass.CLASSES], loops)}\n"]
     if len(code) == len(tiles.TARGETS):

@@ -39,7 +39,7 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
 
     verb = _verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
     verb.add_argument(
-        "--against", metavar="BASE", help='"stored", or a commit or folder that is compiled too: red where it is worse'
+        "--against", metavar="BASE", help="a commit or folder that is compiled too; default: what is stored"
     )
     verb.add_argument("--bless", metavar="REASON", help="store what the kernels are now")
 
@@ -146,13 +146,13 @@ def run_selfcheck(given: argparse.Namespace) -> Findings:
 
 
 def run_static(given: argparse.Namespace) -> Findings:
-    from treemla.gate.static_gate import bless, static_gate
+    from treemla.gate.static_gate import STORED, bless, static_gate
 
     if given.bless is not None and not given.bless.strip():
         raise Unusable("--bless: expected a reason")
     if given.bless and given.against:
         raise Unusable("--against: expected none beside --bless, which compares with nothing that could refuse it")
-    return bless(given.bless) if given.bless else static_gate(given.against)
+    return bless(given.bless) if given.bless else static_gate(given.against or STORED)
 
 
 def run_compare(given: argparse.Namespace) -> Findings:
