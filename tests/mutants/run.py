@@ -1,7 +1,8 @@
 """Shows that the suites notice faults: `python tests/mutants/run.py [--device cuda] [--only NAME] [--jobs N]`.
 
 Each entry of catalogue.toml for the device is applied to a copy of the checkout, where its tests must then fail;
-without it, they must pass. Each copy has its own cubin cache, so that jobs build side by side. Exit codes: 0 every fault was noticed, 1 not so, 2 usage, 4 no GPU.
+without it, they must pass. Each copy has its own cubin cache, so that jobs build side by side. What was found is kept
+in outcomes.json, and docs/mutants.md is made from it. Exit codes: 0 every fault was noticed, 1 not so, 2 usage, 4 no GPU.
 """
 
 import argparse
@@ -17,6 +18,12 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from mutants import score
+
+from treemla.gate import fingerprint
+
 CHECKOUT = Path(__file__).parents[2]
 COPIED = ("src", "tests", "csrc", ".ci", ".github", "noxfile.py", "pyproject.toml")
 INVALID_ENVIRONMENT = 4
@@ -28,6 +35,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", metavar="NAME", help="this mutant alone")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies that are tested at once")
+    parser.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     asked = parser.parse_args()
     mutants = [mutant for mutant in catalogue() if asked.only in (None, mutant["name"])]
     mutants = [mutant for mutant in mutants if mutant.get("device", "cpu") == asked.device]
@@ -37,11 +45,17 @@ def main() -> int:
         print("--device cuda: expected a CUDA GPU, got none that torch can use")
         return INVALID_ENVIRONMENT
     with ThreadPoolExecutor(asked.jobs) as pool:
-        healthy = [pool.submit(fails_without_fault, tests, asked.device) for tests in unique(mutants)]
-        noticed = [pool.submit(is_noticed, mutant, asked.device) for mutant in mutants]
-        if any(tests.result() for tests in healthy):
-            return 1
-        count = sum(mutant.result() for mutant in noticed)
+        healthy = {tests: pool.submit(fails_without_fault, list(tests), asked.device) for tests in unique(mutants)}
+        tried = [pool.submit(noticed_by, mutant, asked.device) for mutant in mutants]
+        proven = [
+            (mutant, *outcome.result())
+            for mutant, outcome in zip(mutants, tried, strict=True)
+            if not healthy[tuple(mutant["tests"])].result()  # else its failure says nothing
+        ]
+    score.record(proven, asked.commit or fingerprint.git_commit() or "unknown")
+    score.write()
+    print(score.PAGE.read_text().removeprefix(score.HEAD).partition("\n| fault")[0])
+    count = sum(noticed for _, noticed, _ in proven)
     print(f"{count} of {len(mutants)} faults noticed")
     return 0 if count == len(mutants) else 1
 
@@ -54,7 +68,8 @@ def fails_without_fault(tests: list[str], device: str) -> bool:
     return code != PASSED
 
 
-def is_noticed(mutant: dict[str, Any], device: str) -> bool:
+def noticed_by(mutant: dict[str, Any], device: str) -> tuple[bool, str]:
+    """(whether the tests failed with the fault, the test that did)"""
     with tempfile.TemporaryDirectory() as scratch:
         copy = copy_checkout(Path(scratch))
         target = copy / mutant["file"]
@@ -63,7 +78,7 @@ def is_noticed(mutant: dict[str, Any], device: str) -> bool:
     noticed = code == TESTS_FAILED
     verdict = "noticed " if noticed else f"SURVIVED (pytest exit {code})"
     print(f"{verdict} {mutant['name']}: {last_failure(said)}", flush=True)
-    return noticed
+    return noticed, last_failure(said)
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -97,9 +112,9 @@ def last_failure(said: str) -> str:
     return failed[-1] if failed else said.strip().splitlines()[-1] if said.strip() else "no output"
 
 
-def unique(mutants: list[dict[str, Any]]) -> list[list[str]]:
+def unique(mutants: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """The tests that some mutant names, each list once."""
-    return [list(arguments) for arguments in dict.fromkeys(tuple(mutant["tests"]) for mutant in mutants)]
+    return list(dict.fromkeys(tuple(mutant["tests"]) for mutant in mutants))
 
 
 if __name__ == "__main__":
