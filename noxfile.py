@@ -149,6 +149,7 @@ def gpu_e2e(session: nox.Session) -> None:
     session.log(f"plain command, in that environment: PYTHONPATH=src {python} -m treemla test gpu-e2e")
     env = {**os.environ, "PYTHONPATH": "src"}
     session.run(str(python), "-m", "treemla", "test", "gpu-e2e", *session.posargs, env=env, external=True)
+    session.run(str(python), "-m", "treemla", "engine", env=env, external=True)  # beside what is stored
 
 
 @nox.session(name="gpu-peers")

@@ -7,7 +7,7 @@ from fake_sides import WHERE
 
 from treemla import tiles
 from treemla.gate import bound, roofline, schema
-from treemla.gate.cases import GATED_CASES, VerifyCase
+from treemla.gate.cases import GATED_KERNELS, VerifyCase
 from treemla.gate.kernelcode import KernelCode
 
 H200, PRO = bound.GPUS
@@ -74,7 +74,7 @@ def times(factor, metric="verify"):
     """What the model predicts for the H200, times a factor, as measurements."""
     return [
         schema.Measurement.of(case.id, metric, "us", [factor * bound.predict(case, H200, code()["sm_90a"]).us], WHERE)
-        for case in GATED_CASES
+        for case in GATED_KERNELS
     ]
 
 

@@ -21,9 +21,15 @@ US = {"head": 50.0, "base": 50.0, "triton": 12500.0}
 
 def stored(metric, machine, value, starts=12, *, case=CASE, anchor=None, until="2027-01-01", spread=0.002):
     sessions = [Session(value * (1 + spread * (-1) ** n), f"{n:012x}", "a" * 40, "2026-11-01") for n in range(starts)]
-    units = {"verify": "us", "triton_ratio": "ratio"}
     return Baseline.of(
-        case.id, metric, units[metric], machine, sessions, anchor=anchor or value, blessed="b-0001", valid_until=until
+        case.id,
+        metric,
+        baseline.UNITS[metric],
+        machine,
+        sessions,
+        anchor=anchor or value,
+        blessed="b-0001",
+        valid_until=until,
     )
 
 
@@ -86,7 +92,7 @@ def test_a_five_percent_slowdown_is_red_and_says_by_how_much(gate):
 def test_three_times_running_the_same_program_is_the_same(gate):
     slow = {"head": 500.0, "base": 500.0}  # no case is near its floor
     for seed in range(3):
-        code, made, _ = gate(Machine(slow, spread=0.007, seed=seed), verb="selfcheck", cases=["verify"])
+        code, made, _ = gate(Machine(slow, spread=0.007, seed=seed), verb="selfcheck", cases=["verify", "plan"])
         assert code == Exit.PASS
         assert {f["verdict"] for f in made["found"]} == {"same"} and len(made["found"]) == len(GATED_CASES)
 
@@ -102,6 +108,18 @@ def test_a_selfcheck_leaves_sessions_only_of_a_machine_that_can_be_trusted(gate,
     assert not kept.exists()
     gate(Machine(US), verb="selfcheck")
     assert {run.metric for run in schema.load(kept)} == {"verify"}
+
+
+def test_the_plan_step_is_judged_beside_the_base_and_stored_times_and_not_beside_triton(gate, checkout, tmp_path):
+    head, _, _ = checkout
+    plan = GATED_CASES[-1]
+    stored("plan", FINGERPRINT, 5.0, case=plan).dump(head / "perf_baselines")
+    us = {"head": 5.0, "base": 5.0}
+    code, made, _ = gate(Machine(us), cases=[plan.id])
+    assert code == Exit.PASS and set(finding(made, plan.id)["data"]["parts"]) == {"vs base", "vs stored"}
+    assert [(run.metric, run.unit) for run in schema.load(tmp_path / "out/sessions.jsonl")] == [("plan", "us")]
+    for slower in ({**us, "head": 5.5}, {"head": 5.5, "base": 5.5}):  # than the base; than what is stored
+        assert gate(Machine(slower), cases=[plan.id])[0] == Exit.FAILED
 
 
 def test_triton_left_out_is_said_and_neither_started_nor_judged(gate, checkout):

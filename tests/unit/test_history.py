@@ -84,7 +84,7 @@ def test_runs_beside_runs(base, head, code):
 
 def test_more_tokens_a_second_are_no_slowdown():
     slow, fast = noisy(4), noisy(4, 120.0, seed=1)
-    rate = {"metric": "engine", "unit": "tokens_per_s"}
+    rate = {"metric": "engine", "unit": "tokens/s"}
     assert history.compare(runs(slow, **rate), runs(fast, **rate)).exit is Exit.PASS
     assert history.compare(runs(fast, **rate), runs(slow, **rate)).exit is Exit.FAILED
 

@@ -6,11 +6,12 @@ import shutil
 import pytest
 import torch
 
-from treemla.gate import machine, nvml, pairs, side, trees
-from treemla.gate.cases import VerifyCase
+from treemla.gate import machine, nvml, pairs, side, trees, work
+from treemla.gate.cases import PlanCase, VerifyCase
 from treemla.gate.fingerprint import REPO
 from treemla.gate.inputs import make_inputs
-from treemla.gate.side import Side, Unproven
+from treemla.gate.side import Side
+from treemla.gate.work import Unproven
 from treemla.gate.worker import Worker
 
 CASE = VerifyCase((40, 7), 3, 2)
@@ -73,9 +74,9 @@ class FirstHalf(Replays):
 
 @pytest.fixture
 def prepared(monkeypatch):
-    def prepared(timer):
+    def prepared(timer, case=CASE):
         made = Side("verify", cpu_inputs, timer)
-        assert made.prepare(CASE) == ""
+        assert made.prepare(case) == ""
         return made
 
     return prepared
@@ -86,9 +87,34 @@ def test_blocks_of_real_work_are_proven(prepared):
     assert [held.block(3, seed).samples_us for seed in (1, 2, 3)] == [(1.0, 1.0, 1.0)] * 3
 
 
+PLAN = PlanCase(VerifyCase((40, 7), 9, 2))
+
+
+def test_plan_steps_on_new_trees_are_proven(prepared):
+    held = prepared(Replays, PLAN)
+    assert len(held.held[0].steps) == work.PLAN_STEPS
+    assert [held.block(3, seed).samples_us for seed in (1, 2, 3)] == [(1.0, 1.0, 1.0)] * 3
+    with pytest.raises(Unproven, match="the block before"):
+        held.block(3, 3)
+
+
+def test_a_plan_step_that_was_not_done_is_noticed(prepared):
+    with pytest.raises(Unproven, match="another output"):
+        prepared(Nothing, PLAN).block(3, 1)
+
+
+@pytest.mark.parametrize("name", ["words", "pieces", "part_ptr", "request_ptr", "committed"])
+def test_a_wrong_plan_is_not_timed(monkeypatch, name):
+    inputs = cpu_inputs(PLAN.verify)
+    held = inputs.words if name == "words" else getattr(inputs.plan, name)
+    held[0] += 1
+    made = Side("verify", lambda _: inputs, Replays)
+    assert name in made.prepare(PLAN)
+
+
 def test_a_slow_kernel_is_timed_less_often(prepared):
     held = prepared(Slow)
-    fits = side.BLOCK_US / (5000.0 * len(held.held[1]))
+    fits = side.BLOCK_US / (5000.0 * len(held.held[0].steps))
     assert len(held.block(15, 1).samples_us) == max(side.MIN_REPLAYS, int(fits)) < 15
 
 
@@ -127,8 +153,8 @@ def test_a_checksum_knows_values_and_places():
     swapped = out[[1, 0, 2, 3]]
     other = out.clone()
     other[3, 1, 7] += 1
-    assert len({side.checksum(t) for t in (out, swapped, other)}) == 3
-    assert side.checksum(out) == side.checksum(out.clone())
+    assert len({work.checksum(t) for t in (out, swapped, other)}) == 3
+    assert work.checksum(out) == work.checksum(out.clone())
 
 
 def test_a_block_carries_what_the_gpu_said_around_it(prepared):

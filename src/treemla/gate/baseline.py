@@ -19,8 +19,15 @@ from treemla.gate.records import made_of, parsed, text_of
 
 SCHEMA = Path(__file__).with_name("baseline.schema.json")
 ROOT = REPO / "perf_baselines"
-FOLDERS = {"verify": "kernel", "triton_ratio": "ratio"}  # by metric
-UNITS = {"verify": "us", "triton_ratio": "ratio"}
+FOLDERS = {  # by metric
+    "verify": "kernel",
+    "plan": "plan",
+    "triton_ratio": "ratio",
+    "engine": "engine",
+    "engine_ratio": "engine_ratio",
+}
+UNITS = {"verify": "us", "plan": "us", "triton_ratio": "ratio", "engine": "ms", "engine_ratio": "ratio"}
+BY_ARCH = ("triton_ratio", "engine_ratio")  # the others by class of machine
 
 
 class BrokenBaseline(ValueError):

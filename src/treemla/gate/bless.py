@@ -128,7 +128,7 @@ def _baseline(
     starts = {run.where.start for run in runs}
     if len(starts) < MIN_RUNS:
         raise Refused(f"{case} {metric}: expected runs of {MIN_RUNS} machine starts or more, got {len(starts)}")
-    where = str(runs[0].where.arch) if metric == "triton_ratio" else machine
+    where = str(runs[0].where.arch) if metric in baseline.BY_ARCH else machine
     old = baseline.find(metric, where, case, root)
     sessions = [Session(run.value, str(run.where.start), run.where.treemla, run.where.date) for run in runs]
     fresh = Baseline.of(

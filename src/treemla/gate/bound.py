@@ -13,7 +13,7 @@ import torch
 
 from treemla import VerifyShape, cost, tiles
 from treemla.gate import mix, roofline, schema
-from treemla.gate.cases import CASES, GATED_CASES, VerifyCase
+from treemla.gate.cases import CASES, GATED_KERNELS, VerifyCase
 from treemla.gate.exits import Exit
 from treemla.gate.findings import Finding
 from treemla.gate.kernelcode import KernelCode
@@ -153,7 +153,7 @@ def median_error(found: Mapping[str, float]) -> float | None:
 def shown(code: Mapping[str, Mapping[str, KernelCode]], made: Sequence[schema.Measurement]) -> str:
     """Predictions of the gated cases on each GPU, beside what was measured, and how far the model is from that."""
     rows = []
-    for case in GATED_CASES:
+    for case in GATED_KERNELS:
         for gpu in GPUS:
             predicted = predict(case, gpu, code[gpu.arch])
             said = [f"{predicted.us:.1f}", predicted.limiter] if predicted else ["-", "-"]
@@ -178,7 +178,7 @@ def slowed(
     if error is None or error > NEAR:
         return []
     found = []
-    for case in GATED_CASES:
+    for case in GATED_KERNELS:
         for gpu in GPUS:
             before, after = (predict(case, gpu, code.get(gpu.arch, {})) for code in (old, new))
             if before and after and after.us > before.us * (1 + SLOWER):

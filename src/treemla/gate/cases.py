@@ -2,6 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
+
+
+class Case(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
 
 
 @dataclass(frozen=True)
@@ -9,6 +18,7 @@ class VerifyCase:
     """One verify call in bf16: the committed tokens of each request, T, H, the page size of its slots; fp8_kv: KV rows
     of 576 bytes, e4m3."""
 
+    metric: ClassVar[str] = "verify"
     contexts: tuple[int, ...]
     tree_tokens: int
     heads: int
@@ -31,6 +41,31 @@ class VerifyCase:
         context = "_".join(map(str, self.contexts[:1] if same else self.contexts))
         dtypes = "bf16-fp8" if self.fp8_kv else "bf16"
         return f"verify-b{self.batch}-c{context}-t{self.tree_tokens}-h{self.heads}-p{self.page_size}-{dtypes}"
+
+
+@dataclass(frozen=True)
+class PlanCase:
+    """What a step does once before the layers of `verify`: packing the tree mask, and the plan."""
+
+    metric: ClassVar[str] = "plan"
+    verify: VerifyCase
+
+    @property
+    def id(self) -> str:
+        """plan-b8-c16384-t9-h8-p1-bf16"""
+        return self.verify.id.replace("verify", "plan", 1)
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    """One request in SGLang's Engine, as tests/e2e measures it: NGRAM, 9 draft tokens, 61 layers of 48 experts."""
+
+    context: int
+
+    @property
+    def id(self) -> str:
+        """engine-b1-c65536-ngram9-61x48"""
+        return f"engine-b1-c{self.context}-ngram9-61x48"
 
 
 def _case(
@@ -77,7 +112,7 @@ PEER_CASES = (
 
 WARM_CASES = tuple(_case(1, context, tree_tokens, 8) for tree_tokens in (1, 9, 16, 32) for context in (4096, 16384))
 
-GATED_CASES = (  # what blocks a change: few, so that noise in one of many does not
+GATED_KERNELS = (
     _case(1, 4096, 9, 8),
     _case(1, 16384, 9, 8),
     _case(1, 65536, 9, 8),
@@ -90,8 +125,12 @@ GATED_CASES = (  # what blocks a change: few, so that noise in one of many does 
     _case(8, 16384, 9, 8, fp8_kv=True),
 )
 
+# What blocks a change: few, so that noise in one of many does not.
+GATED_CASES: tuple[VerifyCase | PlanCase, ...] = (*GATED_KERNELS, PlanCase(_case(8, 16384, 9, 8)))
+GATED_ENGINES = (EngineCase(4096), EngineCase(16384), EngineCase(65536))
 
-def chosen(cases: Sequence[VerifyCase], texts: Sequence[str] | None) -> list[VerifyCase]:
+
+def chosen(cases: Sequence[AnyCase], texts: Sequence[str] | None) -> list[AnyCase]:
     """All without texts; else those whose id one of the texts is, or is part of. An id chooses its case alone."""
     ids = {case.id for case in cases}
     return [

@@ -130,14 +130,15 @@ def limit(sessions: Sequence[float], floor: float = 0.03, mads: float = 3.5) -> 
     return median * (1 + max(floor, mads * spread / median))
 
 
-def decide_absolute(sessions: Sequence[float], measured: Sequence[float]) -> Verdict:
+def decide_absolute(sessions: Sequence[float], measured: Sequence[float], floor: float = 0.03) -> Verdict:
     """Stored sessions against the sessions of today: one, and where it is over the limit two more; their median counts.
+    floor: as of `limit`.
 
     That is no retry until it passes: the median of three is what one of them was meant to be.
     """
     if not measured:
         raise ValueError("measured: expected at least one session, got none")
-    allowed = limit(sessions)
+    allowed = limit(sessions, floor)
     if statistics.median(measured) <= allowed:
         return Verdict.SAME
     return Verdict.MORE if len(measured) < 3 else Verdict.REGRESSION

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from treemla.gate import baseline, fingerprint, hygiene, machine, nvml, pairs, quarantine, roofline, schema, trees
-from treemla.gate.cases import VerifyCase
+from treemla.gate.cases import PlanCase, VerifyCase
 from treemla.gate.doctor import gpu_problem
 from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
@@ -16,7 +16,8 @@ from treemla.gate.judge import BASE, PEER, Known, judge, percent, smallest_detec
 from treemla.gate.side import Side
 from treemla.gate.worker import Worker, WorkerFailed
 
-METRICS = {pairs.HEAD: "verify", BASE: "verify", PEER: "triton"}  # what each side times
+METRICS = {pairs.HEAD: "verify", BASE: "verify", PEER: "triton"}  # the kernel that each side times
+Case = VerifyCase | PlanCase
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Here:
 
 
 def gate(
-    cases: Sequence[VerifyCase],
+    cases: Sequence[Case],
     base: str,
     commit: str | None,
     out: Path,
@@ -59,7 +60,7 @@ def gate(
     return replace(measured, found=(*removed, *applied, *overdue), notes=said)
 
 
-def selfcheck(cases: Sequence[VerifyCase], commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
+def selfcheck(cases: Sequence[Case], commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
     """This checkout beside itself: anything but "same" is a fault of the gate or of the machine.
 
     Writes into the folder `out`: sessions.jsonl, unless the machine showed that its times cannot be trusted.
@@ -78,7 +79,7 @@ def selfcheck(cases: Sequence[VerifyCase], commit: str | None, out: Path, wait_s
 
 
 def beside(
-    cases: Sequence[VerifyCase],
+    cases: Sequence[Case],
     sides: Sequence[str],
     base_tree: Path,
     scratch: Path,
@@ -97,12 +98,12 @@ def beside(
     with hygiene.lease(here.uuid, wait_s), hygiene.alone(here.gauge):
         taken = pairs.run(plan, start, lambda case, held: unsettled(held, by_id[case], known[case]))
     found = tuple(judge(case, taken[case], mine, known[case]) for case, mine in by_id.items())
-    return Findings("gate", found, notes(taken, here)), sessions_of(taken, by_id, here)
+    return Findings("gate", found, notes(taken, here)), sessions_of(taken, plan, here)
 
 
-def takes(side: str, case: VerifyCase) -> bool:
-    """Over fp8 rows SGLang's kernel rounds queries and weights too, which is another result."""
-    return side != PEER or not case.fp8_kv
+def takes(side: str, case: Case) -> bool:
+    """Over fp8 rows SGLang's kernel rounds queries and weights too, which is another result; it has no plan."""
+    return side != PEER or (isinstance(case, VerifyCase) and not case.fp8_kv)
 
 
 def this_machine(commit: str | None) -> Here:
@@ -137,12 +138,12 @@ class Look:
         return uuid, where
 
 
-def known_of(case: VerifyCase, sides: Sequence[str], here: Here) -> Known:
+def known_of(case: Case, sides: Sequence[str], here: Here) -> Known:
     """What is stored for a case on this machine. BrokenBaseline where it cannot be trusted."""
     return Known(
         ratio=baseline.find("triton_ratio", str(here.where.arch), case.id) if PEER in sides else None,
-        stored=baseline.find("verify", str(here.where.fingerprint), case.id),
-        floor_us=roofline.floors_us(here.where.gpu, [case]).get(case.id),
+        stored=baseline.find(case.metric, str(here.where.fingerprint), case.id),
+        floor_us=roofline.floors_us(here.where.gpu, [case]).get(case.id) if isinstance(case, VerifyCase) else None,
         today=baseline.today(),
     )
 
@@ -159,15 +160,16 @@ def notes(taken: Mapping[str, pairs.Taken], here: Here) -> tuple[str, ...]:
 
 
 def sessions_of(
-    taken: Mapping[str, pairs.Taken], sides: Mapping[str, Sequence[str]], here: Here
+    taken: Mapping[str, pairs.Taken], plan: Mapping[Case, Sequence[str]], here: Here
 ) -> list[schema.Measurement]:
     """What was measured of the head, a value a process, as data."""
     made = []
-    for case, held in taken.items():
+    for case, sides in plan.items():
+        held = taken[case.id]
         if held.problem is None and held.launches:
-            measurement = partial(schema.Measurement.of, where=here.where)
-            made.append(measurement(case, "verify", "us", held.us(pairs.HEAD)))
-            if PEER in sides[case]:
+            measurement = partial(schema.Measurement.of, case.id, where=here.where)
+            made.append(measurement(case.metric, "us", held.us(pairs.HEAD)))
+            if PEER in sides:
                 ratios = [launch.us[pairs.HEAD] / launch.us[PEER] for launch in held.launches]
-                made.append(measurement(case, "triton_ratio", "ratio", ratios))
+                made.append(measurement("triton_ratio", "ratio", ratios))
     return made

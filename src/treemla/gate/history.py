@@ -71,7 +71,7 @@ def _compared(key: tuple[str, str], base: list[schema.Measurement], head: list[s
     if few < RULE.first:
         text = f"{few} runs a side cannot tell: runs of one program differ by more than the samples in them; {RULE.first} can"
         return Finding(name, Verdict.AMBIGUOUS, Exit.AMBIGUOUS, text)
-    power = -1 if base[0].unit == "tokens_per_s" else 1  # of these, more is better
+    power = -1 if base[0].unit == "tokens/s" else 1  # of these, more is better
     made = decide_unpaired([run.value**power for run in base], [run.value**power for run in head])
     said = f"{percent(made.change)} slower ({percent(made.low)} to {percent(made.high)})"
     code = EXITS[made.verdict]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from treemla.gate import hygiene
-from treemla.gate.cases import VerifyCase
+from treemla.gate.cases import PlanCase, VerifyCase
 from treemla.gate.decide import RULE, Rule
 from treemla.gate.side import Block
 from treemla.gate.worker import WorkerFailed
@@ -30,7 +30,7 @@ class Process(Protocol):
 
 
 Start = Callable[[str], Process]  # from the name of a side
-Plan = Mapping[VerifyCase, Sequence[str]]  # the sides of each case
+Plan = Mapping[VerifyCase | PlanCase, Sequence[str]]  # the sides of each case
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _first_problem(workers: Mapping[str, Process]) -> Problem | None:
     return found[0] if found else None
 
 
-def _prepare(workers: Mapping[str, Process], case: VerifyCase) -> Problem | None:
+def _prepare(workers: Mapping[str, Process], case: VerifyCase | PlanCase) -> Problem | None:
     for worker in workers.values():
         worker.send("prepare", case)
     return _first_problem(workers)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treemla.gate import schema
 from treemla.gate.baseline import BrokenBaseline, today
-from treemla.gate.cases import GATED_CASES, VerifyCase, chosen
+from treemla.gate.cases import GATED_CASES, GATED_ENGINES, PlanCase, VerifyCase, chosen
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.outputs import expect_writable
@@ -18,6 +18,7 @@ from treemla.gate.records import text_of
 
 Made = Callable[[argparse.Namespace], Findings]
 SESSIONS = Path("build/gate/sessions.jsonl")
+E2E = Path("build/e2e/e2e.jsonl")
 FINDINGS = Path("build/gate/gate.json")
 FORMS = {"json": "for programs", "junit": "as test cases", "md": "for a pull request"}
 
@@ -42,6 +43,13 @@ def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
         "--against", metavar="BASE", help="a commit or folder that is compiled too; default: what is stored"
     )
     verb.add_argument("--bless", metavar="REASON", help="store what the kernels are now")
+
+    verb = _verb(verbs, "engine", run_engine, "judge tokens a second of SGLang's Engine that gpu-e2e measured")
+    verb.add_argument(
+        "--from", dest="sources", type=Path, nargs="+", default=[E2E], help="one file a session; default: %(default)s"
+    )
+    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verb.add_argument("--out", type=Path, default=Path("build/engine"), help="folder; default: %(default)s")
 
     verb = _verb(verbs, "compare", run_compare, "judge recorded runs beside others")
     verb.add_argument("--base", type=Path, nargs="+", required=True, help="files of runs")
@@ -155,6 +163,12 @@ def run_static(given: argparse.Namespace) -> Findings:
     return bless(given.bless) if given.bless else static_gate(given.against or STORED)
 
 
+def run_engine(given: argparse.Namespace) -> Findings:
+    from treemla.gate.engine import engine
+
+    return engine(given.sources, given.commit, given.out)
+
+
 def run_compare(given: argparse.Namespace) -> Findings:
     from treemla.gate.history import compare
 
@@ -220,7 +234,7 @@ def run_report(given: argparse.Namespace) -> Findings:
     return merge(given.sources, expected)
 
 
-def _chosen(texts: Sequence[str] | None) -> list[VerifyCase]:
+def _chosen(texts: Sequence[str] | None) -> list[VerifyCase | PlanCase]:
     found = chosen(GATED_CASES, texts)
     if not found:
         raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in GATED_CASES)}, got {texts}")
@@ -228,7 +242,7 @@ def _chosen(texts: Sequence[str] | None) -> list[VerifyCase]:
 
 
 def _gated(case: str) -> None:
-    ids = [known.id for known in GATED_CASES]
+    ids = [known.id for known in (*GATED_CASES, *GATED_ENGINES)]
     if case not in ids:
         raise Unusable(f"case: expected one of {', '.join(ids)}, got {case!r}")
 
