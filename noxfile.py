@@ -109,6 +109,12 @@ def gpu_perf(session: nox.Session) -> None:
 
 
 @nox.session
+def doctor(session: nox.Session) -> None:
+    """What this machine has and what is wrong with it; `--wait SECONDS` until nobody uses its GPU."""
+    run(session, "treemla", "doctor", *session.posargs)
+
+
+@nox.session
 def gate(session: nox.Session) -> None:
     """Is this checkout slower than `--base COMMIT`? On a GPU, in turns."""
     run(session, "treemla", "gate", *session.posargs)

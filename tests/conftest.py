@@ -8,6 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import gpus
+
 NO_DEVICE = 4  # exit code: the environment cannot run what was asked
 
 
@@ -21,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device") == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, so before anything imports it
+    else:
+        gpus.choose()
 
     import hypothesis
     import torch
@@ -58,7 +62,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest):
+    """A GPU is this process's until its session ends, beside other suites but no measurement."""
     import torch
 
-    name = request.config.getoption("--device")
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device("cpu")
+    if request.config.getoption("--device") == "cpu":
+        yield torch.device("cpu")
+        return
+    from treemla.gate.exits import InvalidEnvironment
+
+    try:
+        with gpus.shared_lease():
+            yield torch.device("cuda", torch.cuda.current_device())
+    except InvalidEnvironment as error:
+        pytest.exit(str(error), returncode=NO_DEVICE)

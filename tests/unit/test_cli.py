@@ -4,8 +4,9 @@ import subprocess
 import sys
 
 import pytest
+from fake_sides import HERE
 
-from treemla.gate import check, cli, doctor, layers
+from treemla.gate import check, cli, doctor, gating, hygiene, layers
 from treemla.gate.exits import Exit
 from treemla.gate.layers import Layer, Outcome
 
@@ -149,6 +150,21 @@ def test_a_bench_that_left_no_results_measured_nothing(tmp_path, text, verdict):
     if text is not None:
         path.write_text(text)
     assert layers.count_measurements(0, path).exit is verdict
+
+
+def test_doctor_waits_for_the_gpu_before_it_looks_and_says_that_it_is_free(monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
+    monkeypatch.setattr(hygiene, "wait_until_free", lambda uuid, gauge, wait_s: waited.append((uuid, wait_s)))
+    monkeypatch.setattr(doctor, "facts", list)
+    assert cli.main(["doctor", "--wait", "600"]) == Exit.PASS
+    assert waited == [(HERE.uuid, 600.0)] and f"free: {HERE.uuid}" in capsys.readouterr().out
+
+
+def test_doctor_without_a_gpu_to_wait_for_is_exit_4(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(["doctor", "--wait", "1"]) == Exit.INVALID_ENVIRONMENT
+    assert "no GPU" in capsys.readouterr().err
 
 
 def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):

@@ -102,10 +102,56 @@ def test_a_slice_of_a_gpu_is_refused(gauge):
     hygiene.expect_whole(gauge("nvmlDeviceGetMigMode"))
 
 
-def hold(folder, ready, done):
-    with hygiene.lease(UUID, 0.0, folder):
+def hold(folder, ready, done, how=hygiene.lease):
+    with how(UUID, 0.0, folder):
         ready.set()
         done.wait(60)
+
+
+@pytest.fixture
+def held_by_another(tmp_path):
+    """Starts a process that holds or shares the GPU until it is killed."""
+    fork, started = multiprocessing.get_context("fork"), []
+
+    def held_by_another(how):
+        ready = fork.Event()
+        started.append(fork.Process(target=hold, args=(tmp_path, ready, fork.Event(), how)))
+        started[-1].start()
+        assert ready.wait(60)
+        return started[-1]
+
+    yield held_by_another
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_suites_share_a_gpu_with_each_other_and_with_no_measurement(held_by_another, tmp_path):
+    suite = held_by_another(hygiene.share)
+    with hygiene.share(UUID, 0.0, tmp_path):
+        pass
+    with pytest.raises(InvalidEnvironment, match="held by a test suite"), hygiene.lease(UUID, 0.0, tmp_path):
+        pytest.fail("measured beside a suite")
+    suite.kill()
+    with hygiene.lease(UUID, 60.0, tmp_path), hygiene.share("GPU-another", 0.0, tmp_path):
+        pass
+    held_by_another(hygiene.lease)
+    with pytest.raises(InvalidEnvironment, match="measured on"), hygiene.share(UUID, 0.0, tmp_path):
+        pytest.fail("ran beside a measurement")
+
+
+def test_a_gpu_is_waited_for_until_it_is_neither_held_nor_busy(gauge, held_by_another, tmp_path):
+    hygiene.wait_until_free(UUID, gauge(), 0.0, tmp_path)
+    with pytest.raises(InvalidEnvironment, match=r"busy for longer than 0 s: processes \[77\]"):
+        hygiene.wait_until_free(UUID, gauge(pids=(77,)), 0.0, tmp_path)
+    ending, told = gauge(), iter([[types.SimpleNamespace(pid=79)]])
+    ending._nvml.nvmlDeviceGetComputeRunningProcesses = lambda _: next(told, [])
+    hygiene.wait_until_free(UUID, ending, 60.0, tmp_path)
+    other = held_by_another(hygiene.share)
+    with pytest.raises(InvalidEnvironment, match="held by a test suite"):
+        hygiene.wait_until_free(UUID, gauge(), 0.0, tmp_path)
+    other.kill()
+    hygiene.wait_until_free(UUID, gauge(), 60.0, tmp_path)
 
 
 def test_a_gpu_is_held_by_one_process_and_the_next_is_told_which(tmp_path):

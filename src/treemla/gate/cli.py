@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treemla import tiles
-from treemla.gate import doctor, layers, verbs
+from treemla.gate import doctor, layers, nvml, verbs
 from treemla.gate.cases import CASES, PEER_CASES, WARM_CASES, VerifyCase, chosen
 from treemla.gate.check import check
 from treemla.gate.exits import Exit, InvalidEnvironment
@@ -71,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
     verb.set_defaults(run=run_bench_layouts)
 
     verb = added.add_parser("doctor", help="what this machine has, what is wrong with it, what to do")
+    verb.add_argument(
+        "--wait", type=float, metavar="S", help="first wait so many seconds at most until nobody uses the GPU"
+    )
     verb.set_defaults(run=run_doctor)
 
     verbs.add(added)
@@ -140,8 +143,17 @@ def run_bench_layouts(given: argparse.Namespace) -> Exit:
     return layouts.bench_layouts(given.out, given.commit)
 
 
-def run_doctor(_: argparse.Namespace) -> Exit:
-    """Always a full list. Fails where what a CPU needs is wrong; a missing GPU is a fact, not a fault."""
+def run_doctor(given: argparse.Namespace) -> Exit:
+    """Always a full list. Fails where what a CPU needs is wrong; a missing GPU is a fact, not a fault, unless it is
+    waited for.
+    """
+    if given.wait is not None:
+        from treemla.gate import gating, hygiene
+
+        here = gating.this_machine(None)
+        hygiene.wait_until_free(here.uuid, here.gauge, given.wait)
+        watched = "nothing computes on it" if here.gauge else f"processes were not looked at: {nvml.REMEDY}"
+        print(f"free: {here.uuid} {here.where.gpu}, nobody holds its lease, {watched}")
     found = doctor.facts()
     for fact in found:
         line = f"{fact.name:18} {fact.value}"
