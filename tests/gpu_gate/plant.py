@@ -12,8 +12,9 @@ KERNEL = "void verify_wgmma("
 BEFORE = "  allow_dependents();\n"
 ROWS = 72  # T = 9, H = 8, bf16: what slows down; everything else stays as it is
 WAIT = """  if (kKv == KvType::bf16 && p.tree_tokens * p.heads == {rows}) {{  // planted
-    const long long until = clock64() + {fixed} + {per_64k}ll * p.committed[0] / 65536;
-    while (clock64() < until) {{}}
+    const long long begin = clock64();  // the wait for the length is part of it
+    const long long clocks = {fixed} + {per_64k}ll * p.committed[0] / 65536;
+    while (clock64() - begin < clocks) {{}}
   }}
 """
 
