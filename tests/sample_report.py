@@ -1,6 +1,6 @@
 """What verbs and layers leave, made up but for the committed measurements, and the page of it all.
 
-PYTHONPATH=src python tests/sample_report.py build/browser/report.html
+`PYTHONPATH=src python tests/sample_report.py build/browser` makes report.html there, and hostile.html with names to match.
 """
 
 import json
@@ -52,19 +52,16 @@ def nights() -> list[schema.Measurement]:
     return made
 
 
-BLESSINGS = (
-    Blessing(
+def blessings(reason: str) -> list[Blessing]:
+    first = Blessing(
         "b-0001", "2026-02-03", "ana", CASES[1], "verify", "0123456789ab", None, 55.3, 0.0, 3, "first figures", None
-    ),
-    Blessing(
-        "b-0002", "2026-02-16", "ben", CASES[1], "verify", "0123456789ab", 55.3, 59.7, 0.08, 3, HOSTILE, "https://a"
-    ),
-)
+    )
+    return [first, replace(first, id="b-0002", date="2026-02-16", old=55.3, new=59.7, creep=0.08, reason=reason)]
 
 
-def gate() -> Findings:
-    def found(name: str, verdict: str, code: Exit, text: str, base: str) -> Finding:
-        return Finding(name, verdict, code, text, {"us": "33.5", "vs base": base, "vs Triton": "376.0x faster"})
+def gate(name: str) -> Findings:
+    def found(case: str, verdict: str, code: Exit, text: str, base: str) -> Finding:
+        return Finding(case, verdict, code, text, {"us": "33.5", "vs base": base, "vs Triton": "376.0x faster"})
 
     slower = "+8.1% beside the base (+7.4% to +8.8%, 8 processes), allowed +3.0%"
     return Findings(
@@ -72,7 +69,7 @@ def gate() -> Findings:
         (
             found(CASES[0], "same", Exit.PASS, "", "+0.2% (-0.5%..+0.9%)"),
             found(CASES[1], "regression", Exit.FAILED, slower, "+8.1% (+7.4%..+8.8%)"),
-            found(HOSTILE, "ambiguous", Exit.AMBIGUOUS, f"too noisy to tell {HOSTILE}", "+2.9% (-4.0%..+9.8%)"),
+            found(name, "ambiguous", Exit.AMBIGUOUS, "too noisy to tell", "+2.9% (-4.0%..+9.8%)"),
         ),
         ("Detectable today: +3.4% in the noisiest case.",),
     )
@@ -95,22 +92,26 @@ def static() -> Findings:
     )
 
 
-def make_sources(folder: Path) -> list[Path]:
-    """Files in `folder`, its ledger of blessings too; the sources are these and the committed measurements."""
+def make_sources(folder: Path, name: str) -> list[Path]:
+    """Files in `folder`, its ledger of blessings too; the sources are these and the committed measurements. name: of a
+    case, and whatever else a person may choose.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for findings in (gate(), static()):
+    for findings in (gate(name), static()):
         findings.write(folder / f"{findings.title}.json", None, None)
     schema.dump(folder / "nights.jsonl", nights())
-    (folder / LEDGER).write_text("".join(json.dumps(asdict(blessing)) + "\n" for blessing in BLESSINGS))
+    (folder / LEDGER).write_text("".join(json.dumps(asdict(blessing)) + "\n" for blessing in blessings(name)))
     (folder / "unit.xml").write_text('<testsuites><testcase classname="a" name="x"/></testsuites>')
     made = [folder / name for name in ("gate.json", "static.json", "unit.xml", "nights.jsonl")]
     return [*made, *sorted((CHECKOUT / "docs/measured").glob("*.jsonl"))]
 
 
-def make_page(path: Path) -> None:
-    sources = make_sources(path.parent / "sources")
-    page.write(path, merge.merge(sources, {}), sources, path.parent / "sources")
+def make_page(path: Path, name: str) -> None:
+    folder = path.with_suffix(".sources")
+    sources = make_sources(folder, name)
+    page.write(path, merge.merge(sources, {}), sources, folder)
 
 
 if __name__ == "__main__":
-    make_page(Path(sys.argv[1]))
+    make_page(Path(sys.argv[1]) / "report.html", "verify-b32-c4096-t9-h8-p1-bf16")
+    make_page(Path(sys.argv[1]) / "hostile.html", HOSTILE)
