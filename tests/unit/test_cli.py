@@ -144,7 +144,10 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
         ["selfcheck"],
     ],
 )
-def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
+def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, tmp_path, capsys, arguments):
+    monkeypatch.chdir(tmp_path)  # where --out is tried
+    (tmp_path / "treemla").mkdir()
+    (tmp_path / "treemla/__init__.py").touch()  # a base
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
     for module in ("bench", "peers_bench", "tune_gpu"):
         monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
@@ -167,7 +170,8 @@ def test_wrong_usage_exits_2(capsys, arguments):
 @pytest.mark.parametrize(
     "arguments", [["bench"], ["bench", "--warm"], ["peers"], ["tune"], ["gate", "--base", "."], ["selfcheck"]]
 )
-def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(capsys, arguments):
+def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(monkeypatch, tmp_path, capsys, arguments):
+    monkeypatch.chdir(tmp_path)  # where --out is tried
     assert cli.main([*arguments, "--case", "no-such-case"]) == Exit.USAGE
     said = capsys.readouterr()
     assert "verify-b1-c4096-t9-h8-p1-bf16" in said.err + said.out

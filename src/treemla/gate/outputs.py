@@ -30,7 +30,7 @@ def expect_writable(outputs: Mapping[str, Path], inputs: Iterable[Path], trees: 
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a").close()
             if not existed:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another command may try the same path
         except OSError as error:
             raise ValueError(f"{name}: {path} cannot be written: {error}") from error
 
