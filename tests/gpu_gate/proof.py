@@ -175,7 +175,10 @@ def red(
     if code := made.wait():
         return [f"the slowed kernel does not compile: exit code {code}"]
     chosen = ("--base", str(CHECKOUT), "--no-triton", "--case", SLOWED)
-    ran = execute(tree, ["gate", *chosen, *named, "--out", str(tree.parent / "red")], out / "gate.json", log, left_s)
+    left = tree.parent / "red"  # the gate writes nothing into its base, where `out` may be
+    ran = execute(tree, ["gate", *chosen, *named, "--out", str(left)], left / "gate.json", log, left_s)
+    if ran.findings:
+        shutil.copy(left / "gate.json", out / "gate.json")
     found = next((f for f in ran.findings.get("found", ()) if f["name"] == SLOWED), {})
     say(log, f"planted {SHARE:+.1%}: exit code {ran.code}, {found.get('verdict')}, {found.get('text')}")
     named_it = any(line.startswith(f"FAILED: {SLOWED}") for _, line in ran.lines)

@@ -40,7 +40,7 @@ def test_it_writes_three_metrics_a_case(on_a_cpu, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(
         moves, "measure_case", lambda case: {m: [2.0, 4.0, 4.0] for m in ("move_rows", "torch", "copy")}
     )
-    assert moves.bench_moves(SMALL, tmp_path / "x.jsonl", None) is Exit.PASS
+    assert moves.bench_moves(SMALL, tmp_path / "x.jsonl", None).exit is Exit.PASS
     made = schema.load(tmp_path / "x.jsonl")
     assert [(m.case, m.metric) for m in made] == [(c.id, m) for c in SMALL for m in ("move_rows", "torch", "copy")]
     assert "100%" in capsys.readouterr().out
@@ -53,11 +53,11 @@ def test_a_case_measures_right_moves(on_a_cpu, case) -> None:
 
 def test_a_wrong_move_is_not_timed(on_a_cpu, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(moves, "move_rows", lambda *arguments, **options: None)
-    assert moves.bench_moves(SMALL, tmp_path / "x.jsonl", None) is Exit.FAILED
+    assert moves.bench_moves(SMALL, tmp_path / "x.jsonl", None).exit is Exit.FAILED
     assert not (tmp_path / "x.jsonl").exists()
 
 
 def test_without_a_gpu_the_environment_is_invalid(monkeypatch, capsys) -> None:
     monkeypatch.setattr(moves, "gpu_problem", lambda: "no GPU")
     assert cli.main(["bench-moves"]) == Exit.INVALID_ENVIRONMENT
-    assert "no GPU" in capsys.readouterr().err
+    assert "no GPU" in capsys.readouterr().out

@@ -7,7 +7,9 @@ import pytest
 from fake_sides import HERE
 
 from treemla.gate import check, cli, doctor, gating, hygiene, layers
-from treemla.gate.exits import Exit
+from treemla.gate.baseline import BrokenBaseline
+from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
+from treemla.gate.findings import Finding, Findings
 from treemla.gate.layers import Layer, Outcome
 
 PASSED = Outcome(Exit.PASS, passed=3)
@@ -65,13 +67,60 @@ def test_a_missing_or_broken_report_never_passes(tmp_path, text, code, verdict):
     ],
 )
 def test_check_passes_only_where_something_ran_and_all_of_it_passed(outcomes, verdict):
-    assert check.overall({str(i): outcome for i, outcome in enumerate(outcomes)}) is verdict
+    assert check.findings({str(i): outcome for i, outcome in enumerate(outcomes)}).exit is verdict
 
 
 def test_the_summary_never_calls_a_layer_passed_that_did_not_run():
-    rows = check.summary({"unit": PASSED, "gpu-graph": NOT_RUN, "static": Outcome(Exit.FAILED, 1, 2)}).splitlines()[2:]
-    assert [row.split()[1] for row in rows] == ["passed", "not", "FAILED"]
-    assert "no GPU" in rows[1]
+    made = check.findings({"unit": PASSED, "gpu-graph": NOT_RUN, "static": Outcome(Exit.FAILED, 1, 2)})
+    assert [(f.name, f.verdict) for f in made.found] == [("unit", "passed"), ("static", "FAILED (exit 1)")]
+    assert made.notes == ("gpu-graph: not run: no GPU",)
+
+
+@pytest.fixture
+def checkout(monkeypatch, tmp_path):
+    """A checkout in which every layer passes and no compiler is needed; gives the findings of `check`."""
+    static = Findings("static", (Finding("sm_90a k", "compiled", Exit.PASS),), ("Predicted:\n\nus\n--\n9\n",))
+
+    def run(made=static, outcome=PASSED):
+        def gate():
+            if isinstance(made, Exception):
+                raise made
+            return made
+
+        monkeypatch.setattr(check, "REPO", tmp_path)
+        monkeypatch.setattr(layers, "run", lambda _: outcome)
+        monkeypatch.setattr("treemla.gate.static_gate.static_gate", gate)
+        return check.check()
+
+    return run
+
+
+def test_check_leaves_a_page_with_the_static_gate_and_its_predictions(checkout, tmp_path):
+    assert checkout().exit is Exit.PASS
+    text = (tmp_path / check.PAGE).read_text()
+    assert "check: PASS" in text and "sm_90a k" in text and "Predicted" in text
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict"),
+    [
+        (Findings("static", (Finding("k", "worse", Exit.FAILED, "spills"),)), Exit.FAILED),
+        (Findings("static", ()), Exit.NOTHING_MEASURED),
+        (BaselineMissing("gone"), Exit.BASELINE_MISSING),
+        (BrokenBaseline("edited"), Exit.BASELINE_MISSING),
+        (InvalidEnvironment("no compiler"), Exit.PASS),
+    ],
+)
+def test_the_static_gate_counts_in_check_where_the_machine_can_run_it(checkout, tmp_path, made, verdict):
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/static-gate.json").write_text("an older one")
+    assert checkout(made).exit is verdict
+    assert "an older one" not in (tmp_path / check.PAGE).read_text()
+    assert (tmp_path / "build/static-gate.json").exists() == isinstance(made, Findings)
+
+
+def test_check_passes_nothing_where_nothing_ran(checkout):
+    assert checkout(InvalidEnvironment("no compiler"), NOT_RUN).exit is Exit.NOTHING_MEASURED
 
 
 @pytest.mark.parametrize("name", [name for name, layer in layers.LAYERS.items() if "gpu" in layer.needs])
@@ -96,7 +145,10 @@ def test_a_gpu_layer_without_a_gpu_is_not_tried(monkeypatch, name):
         ["selfcheck"],
     ],
 )
-def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, capsys, arguments):
+def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, tmp_path, capsys, arguments):
+    monkeypatch.chdir(tmp_path)  # where --out is tried
+    (tmp_path / "treemla").mkdir()
+    (tmp_path / "treemla/__init__.py").touch()  # a base
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
     for module in ("bench", "peers_bench", "tune_gpu"):
         monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
@@ -119,7 +171,8 @@ def test_wrong_usage_exits_2(capsys, arguments):
 @pytest.mark.parametrize(
     "arguments", [["bench"], ["bench", "--warm"], ["peers"], ["tune"], ["gate", "--base", "."], ["selfcheck"]]
 )
-def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(capsys, arguments):
+def test_a_case_that_does_not_exist_exits_2_and_names_those_that_do(monkeypatch, tmp_path, capsys, arguments):
+    monkeypatch.chdir(tmp_path)  # where --out is tried
     assert cli.main([*arguments, "--case", "no-such-case"]) == Exit.USAGE
     said = capsys.readouterr()
     assert "verify-b1-c4096-t9-h8-p1-bf16" in said.err + said.out
@@ -164,7 +217,7 @@ def test_doctor_waits_for_the_gpu_before_it_looks_and_says_that_it_is_free(monke
 def test_doctor_without_a_gpu_to_wait_for_is_exit_4(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert cli.main(["doctor", "--wait", "1"]) == Exit.INVALID_ENVIRONMENT
-    assert "no GPU" in capsys.readouterr().err
+    assert "no GPU" in capsys.readouterr().out
 
 
 def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):

@@ -69,6 +69,7 @@ def test_json_that_is_none_or_claims_a_pass_is_an_error(text):
         {"data": []},
         {"more": 1},
         {"exit": 1},
+        {"text": "\ud800"},
     ],
 )
 def test_a_finding_with_a_field_of_another_type_is_an_error(change):

@@ -33,7 +33,7 @@ def test_it_writes_a_metric_a_layout_and_shows_what_each_costs(monkeypatch, tmp_
     monkeypatch.setattr(layouts.fingerprint, "collect", lambda commit: where)
     times = {name: [10.0 + i] * 3 for i, name in enumerate(layouts.LAYOUTS)}
     monkeypatch.setattr(layouts, "measure_case", lambda case: times)
-    assert layouts.bench_layouts(tmp_path / "x.jsonl", None) is Exit.PASS
+    assert layouts.bench_layouts(tmp_path / "x.jsonl", None).exit is Exit.PASS
     made = schema.load(tmp_path / "x.jsonl")
     assert len(made) == len(layouts.CASES) * len(layouts.LAYOUTS)
     assert {m.metric for m in made} == {f"verify_{name}" for name in layouts.LAYOUTS}

@@ -50,6 +50,50 @@ def test_a_path_that_cannot_be_written_stops_the_gate_before_it_measures(tmp_pat
     assert "--out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["bench", "peers", "tune", "bench-moves", "bench-layouts", "bench-slots"])
+def test_what_a_measuring_verb_writes_is_tried_before_it_measures(verb, tmp_path, monkeypatch, capsys):
+    for name in (
+        "bench.bench",
+        "peers_bench.bench_peers",
+        "tune_gpu.tune",
+        "moves.bench_moves",
+        "layouts.bench_layouts",
+    ):
+        monkeypatch.setattr(f"treemla.gate.{name}", lambda *_, **__: pytest.fail("went on"))
+    monkeypatch.setattr("treemla.gate.slots.run", lambda *_: pytest.fail("went on"))
+    option = "--picture" if verb == "bench-slots" else "--out"
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file/below", baseline.ROOT / "x.jsonl"):
+        assert cli.main([verb, option, str(place)]) == Exit.USAGE
+        assert option in capsys.readouterr().err
+    one = str(tmp_path / "one")
+    assert cli.main([verb, option, one, "--json", one]) == Exit.USAGE
+
+
+@pytest.mark.parametrize(("verb", "form"), [("bench", "svg"), ("peers", "svg"), ("peers", "png")])
+def test_a_picture_beside_what_was_measured_is_no_other_output(verb, form, tmp_path):
+    given = [verb, "--out", str(tmp_path / "a.jsonl"), "--md", str(tmp_path / f"a.{form}")]
+    assert cli.main(given) == Exit.USAGE
+
+
+@pytest.mark.parametrize("given", [["gate", "--base"], ["static", "--against"]])
+def test_nothing_of_a_base_tree_is_written_over(given, tmp_path, monkeypatch, capsys):
+    for name in ("gating.gate", "static_gate.static_gate"):
+        monkeypatch.setattr(f"treemla.gate.{name}", lambda *_: Findings("gate", ()))
+    tree = tmp_path / "tree"
+    source = tree / "src/treemla/plan.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("held")
+    (tmp_path / "link").symlink_to(tree)
+    out = ["--out", str(tmp_path / "out")] if given[0] == "gate" else []
+    for base in (tree, tmp_path / "link"):
+        for path in (source, tmp_path / "link/src/treemla/plan.py", tree / "new.json"):
+            assert cli.main([*given, str(base), *out, "--json", str(path)]) == Exit.USAGE
+            assert "an input of this command" in capsys.readouterr().err
+    assert source.read_text() == "held" and not (tree / "new.json").exists()
+    assert cli.main([*given, str(tree), *out, "--json", str(tree / "build/a.json")]) == Exit.NOTHING_MEASURED
+
+
 def test_two_outputs_are_not_one_file_nor_a_stored_baseline(source, tmp_path, monkeypatch):
     one = str(tmp_path / "one")
     assert cli.main(["report", str(source), "--json", one, "--md", one]) == Exit.USAGE

@@ -51,7 +51,7 @@ class Stub:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs the layer with a Stub a peer; gives (exit, {(metric, case): value}, log of calls)."""
+    """Runs the layer with a Stub a peer; gives (findings, {(metric, case): value}, log of calls)."""
 
     def run(rows, **stubs):
         monkeypatch.setattr(Stub, "log", [], raising=False)
@@ -60,16 +60,16 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(peers_bench, "gpu_problem", lambda: "")
         monkeypatch.setattr(peers_bench.fingerprint, "collect", lambda _: WHERE)
         out = tmp_path / "a.jsonl"
-        code = peers_bench.bench_peers(rows, out, "abc")
+        found = peers_bench.bench_peers(rows, out, "abc")
         measured = {(m.metric, m.case): m.value for m in schema.load(out)} if out.exists() else {}
-        return code, measured, Stub.log
+        return found, measured, Stub.log
 
     return run
 
 
 def test_every_peer_is_measured_on_the_rows_it_takes(run):
-    code, measured, _ = run([ROW, SINGLE])
-    assert code is Exit.PASS
+    found, measured, _ = run([ROW, SINGLE])
+    assert found.exit is Exit.PASS and len(found.found) == len(measured)
     paged = replace(ROW, page_size=64).id
     trees = {"verify", "triton", "triton_eager", "flashinfer_fa2", "flashinfer_fa3"}
     assert {metric for metric, case in measured if case == ROW.id} == trees
@@ -101,10 +101,10 @@ def test_what_two_rows_share_is_measured_once(run):
 
 
 def test_a_peer_that_is_not_there_is_named_and_no_failure(run, capsys):
-    code, measured, log = run(
+    found, measured, log = run(
         [ROW], flashmla={"make": WorkerFailed("ModuleNotFoundError: No module named 'sgl_kernel'")}
     )
-    assert code is Exit.PASS
+    assert found.exit is Exit.PASS
     assert "flashmla" not in {metric for metric, _ in measured}
     assert [call for call in log if call[0] == "flashmla"] == [("flashmla", "make")]
     assert "no page size 1) is not measured: ModuleNotFoundError" in capsys.readouterr().out
@@ -120,12 +120,12 @@ def test_a_peer_that_is_not_there_is_named_and_no_failure(run, capsys):
     ids=["wrong", "refuses", "crashes"],
 )
 @pytest.mark.parametrize("metric", ["verify", "flashinfer_fa3"])
-def test_what_is_wrong_or_breaks_is_left_out_and_fails_the_run(run, capsys, metric, fault):
-    code, measured, _ = run([ROW], **{metric: fault})
-    assert code is Exit.FAILED
+def test_what_is_wrong_or_breaks_is_left_out_and_fails_the_run(run, metric, fault):
+    found, measured, _ = run([ROW], **{metric: fault})
+    assert found.exit is Exit.FAILED
     assert metric not in {metric for metric, _ in measured}
     assert ("triton", ROW.id) in measured
-    assert f"FAILED: {metric}" in capsys.readouterr().out
+    assert f"FAILED: peers: {metric}" in found.problems()
 
 
 @pytest.mark.parametrize(("fails_in", "asked"), [("prepare", 2), ("time", 1)])
@@ -136,8 +136,8 @@ def test_a_peer_that_refused_a_row_is_asked_the_next_one_and_a_peer_that_ended_i
 
 def test_nothing_measured_is_no_pass(run):
     absent = {"make": WorkerFailed("ImportError")}
-    code, measured, _ = run([ROW], **{peer.metric: absent for peer in PEERS})
-    assert (code, measured) == (Exit.FAILED, {})
+    found, measured, _ = run([ROW], **{peer.metric: absent for peer in PEERS})
+    assert (found.exit, measured) == (Exit.FAILED, {})
 
 
 def fabricated(rows=PEER_CASES):

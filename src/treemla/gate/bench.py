@@ -11,8 +11,10 @@ from treemla.gate import fingerprint, measure, plot, roofline, schema, triton_pe
 from treemla.gate import warm as warm_times
 from treemla.gate.cases import VerifyCase
 from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.findings import Findings
 from treemla.gate.inputs import SM_SCALE, Inputs, make_inputs
+from treemla.gate.measured import measured
 from treemla.gate.report import table
 
 PEER_LAYERS = 2  # it takes up to 10 ms a layer
@@ -25,7 +27,7 @@ class WrongResult(RuntimeError):
 
 def bench(
     cases: Sequence[VerifyCase], out: Path, commit: str | None, *, path: str | None = None, warm: bool = False
-) -> Exit:
+) -> Findings:
     """Measure the cases, write them to `out` as JSON lines, print the table. A case whose result is wrong fails.
 
     path: a verify kernel by name, alone. warm: KV stays in L2 (`treemla.gate.warm`), the verify kernel alone.
@@ -53,9 +55,7 @@ def bench(
         )
         if not warm:
             plot.draw_if_possible(plot.draw_bars, made, out.with_suffix(".svg"))
-    for problem in wrong:
-        print(f"FAILED: {problem}")
-    return Exit.FAILED if wrong else Exit.PASS if made else Exit.NOTHING_MEASURED
+    return measured("bench", made, wrong)
 
 
 def path_problem(path: str | None) -> str:

@@ -1,5 +1,6 @@
 """What the performance layers measure."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
@@ -128,6 +129,18 @@ GATED_KERNELS = (
 # What blocks a change: few, so that noise in one of many does not.
 GATED_CASES: tuple[VerifyCase | PlanCase, ...] = (*GATED_KERNELS, PlanCase(_case(8, 16384, 9, 8)))
 GATED_ENGINES = (EngineCase(4096), EngineCase(16384), EngineCase(65536))
+
+
+def case_of(text: str) -> VerifyCase | None:
+    """The case that has this id, measured here or not; None for any other text."""
+    size = "[1-9][0-9]{0,%d}"
+    pattern = f"verify-b({size % 3})-c([0-9_]+)-t({size % 1})-h({size % 2})-p({size % 3})-bf16(-fp8)?"
+    if not (found := re.fullmatch(pattern, text)) or len(found.group(2)) > 1000:
+        return None
+    batch, tree_tokens, heads, page_size = (int(found.group(n)) for n in (1, 3, 4, 5))
+    contexts = [int(part or 0) for part in found.group(2).split("_")]
+    made = VerifyCase(tuple(contexts * batch)[:batch], tree_tokens, heads, page_size, found.group(6) is not None)
+    return made if made.id == text and all(contexts) else None
 
 
 def chosen(cases: Sequence[AnyCase], texts: Sequence[str] | None) -> list[AnyCase]:

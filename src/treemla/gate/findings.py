@@ -55,9 +55,13 @@ class Findings:
         return sorted(self.found, key=lambda finding: finding.exit is Exit.PASS)
 
     def text(self) -> str:
-        problems = [f"{f.exit.name}: {f.name}: {f.text}" for f in self.gravest_first if f.exit is not Exit.PASS]
         shown = [self.table(self.found)] if self.found else []
-        return "\n".join([*shown, "", *self.notes, *problems, self.verdict])
+        return "\n".join([*shown, "", *self.notes, self.problems()])
+
+    def problems(self) -> str:
+        """A line for each that does not pass, then the verdict."""
+        wrong = [f"{f.exit.name}: {f.name}: {f.text}" for f in self.gravest_first if f.exit is not Exit.PASS]
+        return "\n".join([*wrong, self.verdict])
 
     def table(self, found: Sequence[Finding]) -> str:
         columns = self.columns()

@@ -38,8 +38,8 @@ def history(runs: Sequence[schema.Measurement], case: str) -> Findings:
         said = [f"{percent(step.change)} at {line.runs[step.index].where.treemla[:12]} ({line.runs[step.index].where.date})"
                 for step in steps]  # fmt: skip
         cells = {
-            "machine": line.machine, "runs": str(len(values)), "first": f"{values[0]:.4g}", "best": f"{min(values):.4g}",
-            "last": f"{values[-1]:.4g}", "unit": line.runs[0].unit, "steps": "; ".join(said) or "none",
+            "machine": line.machine, "runs": str(len(values)), "first": f"{values[0]:,.5g}",
+            "best": f"{min(values):,.5g}", "last": f"{values[-1]:,.5g}", "unit": line.runs[0].unit, "steps": "; ".join(said) or "none",
         }  # fmt: skip
         verdict = "stepped" if steps else "level"
         found.append(

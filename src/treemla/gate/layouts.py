@@ -11,8 +11,10 @@ from treemla.gate import fingerprint, measure, schema
 from treemla.gate.bench import WrongResult, verify_layers
 from treemla.gate.cases import VerifyCase
 from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.findings import Findings
 from treemla.gate.inputs import make_inputs
+from treemla.gate.measured import measured
 from treemla.gate.report import table
 
 CASES = tuple(VerifyCase((context,), 9, 8) for context in (4096, 16384, 65536))
@@ -52,7 +54,7 @@ LAYOUTS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-def bench_layouts(out: Path, commit: str | None) -> Exit:
+def bench_layouts(out: Path, commit: str | None) -> Findings:
     """Metrics verify_LAYOUT, microseconds a layer, taken in turns. A result that differs from float64 is not timed."""
     if problem := gpu_problem():
         raise InvalidEnvironment(problem)
@@ -63,13 +65,12 @@ def bench_layouts(out: Path, commit: str | None) -> Exit:
         try:
             samples = measure_case(case)
         except WrongResult as error:
-            print(f"FAILED: {error}")
-            return Exit.FAILED
+            return measured("bench-layouts", made, [str(error)])
         made += [schema.Measurement.of(case.id, f"verify_{name}", "us", us, where) for name, us in samples.items()]
         schema.dump(out, made)
         torch.cuda.empty_cache()
     print(f"\n{show(made)}\n\n{where.gpu}, driver {where.driver}, treemla {where.treemla}; raw data: {out}")
-    return Exit.PASS
+    return measured("bench-layouts", made)
 
 
 def measure_case(case: VerifyCase, rounds: int = 5) -> dict[str, list[float]]:

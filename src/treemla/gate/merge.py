@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from treemla.gate import schema
 from treemla.gate.exits import Exit, gravest
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.records import text_of
@@ -13,13 +14,22 @@ MAX_BYTES = 64 * 1024 * 1024
 
 def merge(sources: Sequence[Path], expected: Mapping[str, int]) -> Findings:
     """A finding a source, named as the file is. expected: {name: tests a layer must have run}; one without a source is red."""
-    found = [_junit(path, expected.get(path.stem)) if path.suffix == ".xml" else _verb(path) for path in sources]
+    readers = {".xml": lambda path: _junit(path, expected.get(path.stem)), ".jsonl": _measurements}
+    found = [readers.get(path.suffix, _verb)(path) for path in sources]
     absent = [
         Finding(name, "missing", Exit.NOTHING_MEASURED, f"expected a report of {count} tests or more, got none")
         for name, count in expected.items()
         if name not in {path.stem for path in sources}
     ]
     return Findings("report", (*found, *absent))
+
+
+def _measurements(path: Path) -> Finding:
+    try:
+        made = schema.load(path)
+    except ValueError as error:
+        return Finding(path.stem, "missing", Exit.NOTHING_MEASURED, str(error))
+    return Finding(path.stem, "read", Exit.PASS, "", {"found": str(len(made))})
 
 
 def _verb(path: Path) -> Finding:

@@ -9,7 +9,9 @@ import torch
 
 from treemla.gate import fingerprint, measure, schema
 from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.findings import Findings
+from treemla.gate.measured import measured
 from treemla.gate.report import table
 from treemla.kv import move_rows
 
@@ -52,7 +54,7 @@ CASES = (
 )
 
 
-def bench_moves(cases: Sequence[MoveCase], out: Path, commit: str | None) -> Exit:
+def bench_moves(cases: Sequence[MoveCase], out: Path, commit: str | None) -> Findings:
     """Metrics move_rows, torch and copy: microseconds for all layers. A move that came out wrong is not timed."""
     if problem := gpu_problem():
         raise InvalidEnvironment(problem)
@@ -61,12 +63,11 @@ def bench_moves(cases: Sequence[MoveCase], out: Path, commit: str | None) -> Exi
     for case in cases:
         print(f"{case.id} ...", flush=True)
         if not (samples := measure_case(case)):
-            print(f"FAILED: {case.id}: rows are not where they should be")
-            return Exit.FAILED
+            return measured("bench-moves", made, [f"{case.id}: rows are not where they should be"])
         made += [schema.Measurement.of(case.id, metric, "us", taken, where) for metric, taken in samples.items()]
         schema.dump(out, made)
     print(f"\n{show(cases, made)}\n\n{where.gpu}, driver {where.driver}, treemla {where.treemla}; raw data: {out}")
-    return Exit.PASS
+    return measured("bench-moves", made)
 
 
 def measure_case(case: MoveCase) -> dict[str, list[float]]:

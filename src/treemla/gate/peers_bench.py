@@ -12,7 +12,9 @@ from typing import Any
 from treemla.gate import fingerprint, plot, roofline, schema
 from treemla.gate.cases import VerifyCase
 from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.findings import Findings
+from treemla.gate.measured import measured
 from treemla.gate.peers import BY_METRIC, OURS, PEERS, Session
 from treemla.gate.report import table
 from treemla.gate.worker import Worker, WorkerFailed
@@ -21,7 +23,7 @@ BLOCKS = 6
 BLOCK_REPLAYS = 4
 
 
-def bench_peers(rows: Sequence[VerifyCase], out: Path, commit: str | None) -> Exit:
+def bench_peers(rows: Sequence[VerifyCase], out: Path, commit: str | None) -> Findings:
     """Measure the rows, write them to `out` as JSON lines, print the table, draw them beside `out`.
 
     A peer that cannot be imported is named and left out. A case that a peer gets wrong, refuses, crashes in or hangs in
@@ -51,9 +53,7 @@ def bench_peers(rows: Sequence[VerifyCase], out: Path, commit: str | None) -> Ex
         pictures = [out.with_suffix(suffix) for suffix in (".png", ".svg")]
         floors = roofline.floors_us(where.gpu, rows)
         plot.draw_if_possible(plot.draw_peers, figures(made, rows), floors, rows, where, pictures)
-    for failure in failures:
-        print(f"FAILED: {failure}")
-    return Exit.FAILED if failures else Exit.PASS if made else Exit.NOTHING_MEASURED
+    return measured("peers", made, failures)
 
 
 def loaded(workers: dict[str, Worker]) -> dict[str, str | None]:

@@ -21,9 +21,12 @@ def text_of(path: Path) -> str:
 def parsed(text: str) -> Any:
     """What JSON text holds. ValueError for any other, one nested too deeply for the parser too."""
     try:
-        return json.loads(text)
+        made = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    if "\\u" in text:
+        json.dumps(made, ensure_ascii=False).encode()  # half of a surrogate pair is no text: it cannot be printed
+    return made
 
 
 def made_of(kind: type[T], record: object) -> T:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.findings import Finding, Findings
 from treemla.gate.report import table
 from treemla.kv import measure
 from treemla.sglang.allocator import compact, free_pages, ordered_allocator_classes
@@ -32,8 +33,8 @@ SAMPLE_STEPS = 50
 BREAK_STEPS = 500
 
 
-def run(picture: Path, steps: int) -> None:
-    """Print both tables; draw the churn."""
+def run(picture: Path, steps: int) -> Findings:
+    """Print both tables; draw the churn. A finding a server that was made up."""
     torch.set_num_threads(1)
     kinds = allocator_kinds()
     print(f"a call at {COST_SLOTS:,} slots, microseconds")
@@ -60,6 +61,12 @@ def run(picture: Path, steps: int) -> None:
     print(f"the same with a break after every {BREAK_STEPS} steps, in which all requests finish and the cache stays")
     print(table(headers, [history.row(batch, name) for (batch, name), history in with_breaks.items()]))
     draw_if_possible(with_breaks, picture)
+    found = []
+    for kind, made in (("", histories), (", with breaks", with_breaks)):
+        for (batch, name), history in made.items():
+            cells = dict(zip(headers[2:], history.row(batch, name)[2:], strict=True))
+            found.append(Finding(f"{batch} requests, {name}{kind}", "measured", Exit.PASS, "", cells))
+    return Findings("bench-slots", tuple(found))
 
 
 def allocator_kinds() -> dict[str, Callable[[int], Any]]:

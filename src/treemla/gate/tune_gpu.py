@@ -12,8 +12,10 @@ from treemla.gate import fingerprint, measure, schema
 from treemla.gate.bench import WrongResult, path_problem, verify_layers
 from treemla.gate.cases import VerifyCase
 from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import Exit, InvalidEnvironment
+from treemla.gate.exits import InvalidEnvironment
+from treemla.gate.findings import Findings
 from treemla.gate.inputs import Inputs, make_inputs
+from treemla.gate.measured import measured
 from treemla.gate.tune import (
     MOST_OFF,
     Gpu,
@@ -29,7 +31,7 @@ from treemla.gate.tune import (
 from treemla.tiles import PATHS
 
 
-def tune(cases: Sequence[VerifyCase], out: Path, commit: str | None, path: str | None = None) -> Exit:
+def tune(cases: Sequence[VerifyCase], out: Path, commit: str | None, path: str | None = None) -> Findings:
     """Tune the kernel `path`, by default this GPU's first. Every time that was measured goes to `out`."""
     if problem := gpu_problem() or path_problem(path):
         raise InvalidEnvironment(problem)
@@ -38,16 +40,18 @@ def tune(cases: Sequence[VerifyCase], out: Path, commit: str | None, path: str |
     gpu = Gpu(kernel, torch.cuda.get_device_properties(device).multi_processor_count)
     timer = GpuTimer(device, kernel.name, fingerprint.collect(commit))
     try:
-        return run(gpu, cases, timer, tuned.fingerprint(device, kernel), timer.where)
+        failures = run(gpu, cases, timer, tuned.fingerprint(device, kernel), timer.where)
     except WrongResult as error:
-        print(f"FAILED: {error}")
-        return Exit.FAILED
+        failures = [str(error)]
     finally:
         schema.dump(out, timer.made)
+    return measured("tune", timer.made, failures)
 
 
-def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerprint, where: schema.Where) -> Exit:
-    """Passes where the constants that plans use from now on choose within MOST_OFF of the best on every row."""
+def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerprint, where: schema.Where) -> list[str]:
+    """What is wrong: nothing where the constants that plans use from now on choose within MOST_OFF of the best on every
+    row.
+    """
     before = tuned.load(of) or cost.DEFAULTS[gpu.kernel.name]
     measured = [(probe, timer(*probe)) for probe in probes(gpu)]
     made = fit(gpu, measured)
@@ -66,10 +70,7 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
         print(f"stored for {of.gpu}: {tuned.store(of, made, where.date, where.command)}")
     else:
         print("not stored: the constants before choose better")
-    if min(off, before_off) <= MOST_OFF:
-        return Exit.PASS
-    print(f"FAILED: a choice is more than {100 * MOST_OFF:.0f}% from the best")
-    return Exit.FAILED
+    return [] if min(off, before_off) <= MOST_OFF else [f"a choice is more than {100 * MOST_OFF:.0f}% from the best"]
 
 
 class GpuTimer:

@@ -1,98 +1,86 @@
-"""The gate's verbs of the command line. Each makes `Findings`; they are printed, written and returned here alone."""
+"""The gate's verbs of the command line: each makes `Findings`, which `showing` prints, writes and returns."""
 
 import argparse
 import re
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from treemla.gate import schema
-from treemla.gate.baseline import BrokenBaseline, today
-from treemla.gate.cases import GATED_CASES, GATED_ENGINES, PlanCase, VerifyCase, chosen
-from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
+from treemla.gate.baseline import today
+from treemla.gate.cases import GATED_CASES, GATED_ENGINES, AnyCase, chosen
+from treemla.gate.exits import BaselineMissing, Exit
 from treemla.gate.findings import Finding, Findings
-from treemla.gate.outputs import expect_writable
 from treemla.gate.records import text_of
+from treemla.gate.showing import Unusable, Verbs, add_verb
 
-Made = Callable[[argparse.Namespace], Findings]
 SESSIONS = Path("build/gate/sessions.jsonl")
 E2E = Path("build/e2e/e2e.jsonl")
 FINDINGS = Path("build/gate/gate.json")
-FORMS = {"json": "for programs", "junit": "as test cases", "md": "for a pull request"}
 
 
-class Unusable(ValueError):
-    """An argument or a file that a verb cannot work with: wrong usage."""
-
-
-def add(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verb = _verb(verbs, "gate", run_gate, "time this checkout beside a base, in turns, and judge it")
+def add(verbs: Verbs) -> None:
+    words = "time this checkout beside a base, in turns, and judge it"
+    verb = add_verb(verbs, "gate", run_gate, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
     verb.add_argument("--base", required=True, help="a commit, or the folder of a checkout or unpacked build")
     _measuring(verb)
     verb.add_argument("--out", type=Path, default=SESSIONS.parent, help="folder; default: %(default)s")
     verb.add_argument("--no-triton", action="store_true", help="judge no case by its ratio to SGLang's Triton kernel")
 
-    verb = _verb(verbs, "selfcheck", run_selfcheck, "time this checkout beside itself: the gate must say same")
+    words = "time this checkout beside itself: the gate must say same"
+    verb = add_verb(verbs, "selfcheck", run_selfcheck, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
     _measuring(verb)
     verb.add_argument("--out", type=Path, default=Path("build/selfcheck"), help="folder; default: %(default)s")
 
-    verb = _verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
+    verb = add_verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
     verb.add_argument(
         "--against", metavar="BASE", help="a commit or folder that is compiled too; default: what is stored"
     )
     verb.add_argument("--bless", metavar="REASON", help="store what the kernels are now")
 
-    verb = _verb(verbs, "engine", run_engine, "judge tokens a second of SGLang's Engine that gpu-e2e measured")
+    words = "judge tokens a second of SGLang's Engine that gpu-e2e measured"
+    verb = add_verb(verbs, "engine", run_engine, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
     verb.add_argument(
         "--from", dest="sources", type=Path, nargs="+", default=[E2E], help="one file a session; default: %(default)s"
     )
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.add_argument("--out", type=Path, default=Path("build/engine"), help="folder; default: %(default)s")
 
-    verb = _verb(verbs, "compare", run_compare, "judge recorded runs beside others")
+    verb = add_verb(verbs, "compare", run_compare, "judge recorded runs beside others")
     verb.add_argument("--base", type=Path, nargs="+", required=True, help="files of runs")
     verb.add_argument("--head", type=Path, nargs="+", required=True, help="files of runs")
 
-    verb = _verb(verbs, "explain", run_explain, "every figure behind the verdict on a case")
+    verb = add_verb(verbs, "explain", run_explain, "every figure behind the verdict on a case")
     verb.add_argument("case", help="part of its id")
     verb.add_argument(
         "--from", dest="source", type=Path, default=FINDINGS, help="what gate --json wrote; default: %(default)s"
     )
 
-    verb = _verb(verbs, "bless", run_bless, "make recorded runs the stored baseline of a case")
+    verb = add_verb(verbs, "bless", run_bless, "make recorded runs the stored baseline of a case")
     verb.add_argument("case")
     verb.add_argument("--from", dest="sources", type=Path, nargs="+", required=True, help="sessions.jsonl of gate runs")
     verb.add_argument("--machine", required=True, help="the class of machine, as gate prints it")
     verb.add_argument("--reason", required=True)
     verb.add_argument("--issue", help="where a slowdown was accepted")
 
-    verb = _verb(verbs, "history", run_history, "recorded runs of a case over time, and where they step")
+    verb = add_verb(verbs, "history", run_history, "recorded runs of a case over time, and where they step")
     verb.add_argument("case", help="part of its id")
     verb.add_argument("--from", dest="sources", type=Path, nargs="+", default=[SESSIONS], help="default: %(default)s")
 
-    verb = _verb(verbs, "quarantine", run_quarantine, "list the cases that do not block, or add one")
+    verb = add_verb(verbs, "quarantine", run_quarantine, "list the cases that do not block, or add one")
     verb.add_argument("case", nargs="?", help="add this one")
     for name in ("owner", "reason", "issue"):
         verb.add_argument(f"--{name}")
     verb.add_argument("--days", type=int, default=14)
 
-    verb = _verb(verbs, "report", run_report, "merge what other verbs and test layers left into one verdict")
-    verb.add_argument("sources", type=Path, nargs="+", help="JSON of verbs, JUnit of layers")
+    verb = add_verb(verbs, "report", run_report, "merge what other verbs and test layers left into one verdict")
+    verb.add_argument(
+        "sources", type=Path, nargs="+", help="JSON of verbs, JUnit of layers, JSON lines of measurements"
+    )
+    verb.add_argument("--html", type=Path, metavar="PATH", help="write a page of all that they hold, with charts")
     verb.add_argument(
         "--expect", metavar="NAME=TESTS", action="append", default=[], help="a layer's least number of tests"
     )
-
-
-def _verb(
-    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, made: Made, words: str
-) -> argparse.ArgumentParser:
-    verb = verbs.add_parser(name, help=words)
-    for form, text in FORMS.items():
-        verb.add_argument(f"--{form}", type=Path, metavar="PATH", help=f"write the findings there, {text}")
-    verb.set_defaults(run=lambda given: show(given, made))
-    return verb
 
 
 def _measuring(verb: argparse.ArgumentParser) -> None:
@@ -103,54 +91,17 @@ def _measuring(verb: argparse.ArgumentParser) -> None:
     )
 
 
-def show(given: argparse.Namespace, made: Made) -> Exit:
-    """Run a verb. What keeps it from a verdict is a finding too: files that were asked for are always written.
-
-    A path that cannot be written, or must not, is wrong usage before anything is done.
-    """
-    try:
-        expect_writable(_outputs(given), _inputs(given))
-    except ValueError as error:
-        print(f"{given.verb}: {Exit.USAGE.name}: {error}", file=sys.stderr)
-        return Exit.USAGE
-    try:
-        findings = made(given)
-    except (InvalidEnvironment, BaselineMissing, BrokenBaseline, Unusable) as error:
-        exits = {InvalidEnvironment: Exit.INVALID_ENVIRONMENT, Unusable: Exit.USAGE}
-        code = exits.get(type(error), Exit.BASELINE_MISSING)
-        findings = Findings(given.verb, (Finding(given.verb, "no verdict", code, str(error)),))
-    try:
-        findings.write(given.json, given.junit, given.md)
-    except OSError as error:  # a disk that filled up meanwhile
-        cause = Finding(given.verb, "not written", Exit.USAGE, f"what was asked for: {error}")
-        findings = replace(findings, found=(*findings.found, cause))
-    print(findings.text())
-    return findings.exit
-
-
-def _outputs(given: argparse.Namespace) -> dict[str, Path]:
-    made = {f"--{form}": path for form in FORMS if (path := getattr(given, form)) is not None}
-    return {**made, "--out": given.out / SESSIONS.name} if "out" in given else made
-
-
-def _inputs(given: argparse.Namespace) -> list[Path]:
-    """Every path among the arguments that is no output."""
-    held = [value for name, value in vars(given).items() if name not in {*FORMS, "out"}]
-    return [
-        path for value in held for path in (value if isinstance(value, list) else [value]) if isinstance(path, Path)
-    ]
-
-
 def run_gate(given: argparse.Namespace) -> Findings:
     from treemla.gate.gating import gate
 
-    return gate(_chosen(given.case), given.base, given.commit, given.out, given.wait, triton=not given.no_triton)
+    cases = chosen_of(GATED_CASES, given.case)
+    return gate(cases, given.base, given.commit, given.out, given.wait, triton=not given.no_triton)
 
 
 def run_selfcheck(given: argparse.Namespace) -> Findings:
     from treemla.gate.gating import selfcheck
 
-    return selfcheck(_chosen(given.case), given.commit, given.out, given.wait)
+    return selfcheck(chosen_of(GATED_CASES, given.case), given.commit, given.out, given.wait)
 
 
 def run_static(given: argparse.Namespace) -> Findings:
@@ -234,11 +185,11 @@ def run_report(given: argparse.Namespace) -> Findings:
     return merge(given.sources, expected)
 
 
-def _chosen(texts: Sequence[str] | None) -> list[VerifyCase | PlanCase]:
-    found = chosen(GATED_CASES, texts)
-    if not found:
-        raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in GATED_CASES)}, got {texts}")
-    return found
+def chosen_of(cases: Sequence[AnyCase], texts: Sequence[str] | None) -> list[AnyCase]:
+    """Those that the texts choose; Unusable where there is none."""
+    if found := chosen(cases, texts):
+        return found
+    raise Unusable(f"--case: expected part of one of {', '.join(case.id for case in cases)}, got {texts}")
 
 
 def _gated(case: str) -> None:
