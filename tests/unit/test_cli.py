@@ -209,7 +209,7 @@ def test_doctor_waits_for_the_gpu_before_it_looks_and_says_that_it_is_free(monke
     waited = []
     monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
     monkeypatch.setattr(hygiene, "wait_until_free", lambda uuid, gauge, wait_s: waited.append((uuid, wait_s)))
-    monkeypatch.setattr(doctor, "facts", list)
+    monkeypatch.setattr(doctor, "facts", lambda: [doctor.Fact("python", "3.12")])
     assert cli.main(["doctor", "--wait", "600"]) == Exit.PASS
     assert waited == [(HERE.uuid, 600.0)] and f"free: {HERE.uuid}" in capsys.readouterr().out
 

@@ -79,7 +79,7 @@ def test_a_picture_beside_what_was_measured_is_no_other_output(verb, form, tmp_p
 @pytest.mark.parametrize("given", [["gate", "--base"], ["static", "--against"]])
 def test_nothing_of_a_base_tree_is_written_over(given, tmp_path, monkeypatch, capsys):
     for name in ("gating.gate", "static_gate.static_gate"):
-        monkeypatch.setattr(f"treemla.gate.{name}", lambda *_: Findings("gate", ()))
+        monkeypatch.setattr(f"treemla.gate.{name}", lambda *_, **__: Findings("gate", ()))
     tree = tmp_path / "tree"
     source = tree / "src/treemla/plan.py"
     source.parent.mkdir(parents=True)
