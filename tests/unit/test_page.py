@@ -179,6 +179,22 @@ def test_a_blessing_of_another_machine_or_metric_is_not_drawn(tmp_path):
     assert "blessed" not in Held(made_of(tmp_path, runs=runs)).text.replace("where a figure was blessed", "")
 
 
+def test_files_of_one_name_are_all_read(tmp_path):
+    """As `gate --out` leaves them: sessions.jsonl, a folder a start of the machine."""
+    runs = [run for run in sample_report.nights() if run.metric == "verify" and run.case == CASES[0]]
+    sources = [tmp_path / str(n) / "sessions.jsonl" for n in range(3)]
+    for n, source in enumerate(sources):
+        schema.dump(source, runs[n : n + 1])
+    held = Held(page.page(merge.merge(sources, {}), page.gather(sources, tmp_path)))
+    assert f"{CASES[0]} verify{WHERE.fingerprint}3" in held.text  # runs
+
+
+def test_a_ledger_that_cannot_be_read_is_said_where_its_blessings_would_be(tmp_path):
+    (tmp_path / page.bless.LEDGER).write_text("{}\n")
+    text = Held(made_of(tmp_path, runs=sample_report.nights())).text
+    assert "Blessings are not drawn" in text and "expected a blessing" in text
+
+
 def test_a_kernel_that_changed_shows_which_instructions_did(sample):
     text = Held(sample).text
     assert "kernelclassglobal load 640128+128" in text and "loop 1opcodeFFMA300330+30" in text

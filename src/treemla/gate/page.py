@@ -22,11 +22,14 @@ DRAWN_RUNS = 3  # fewer are no line
 
 @dataclass(frozen=True)
 class Material:
-    """What the sources of a report hold: {file: what a verb found}, {file: measurements}, blessings."""
+    """What the sources of a report hold: {file: what a verb found}, {file: measurements}; blessings, or why there are
+    none to draw.
+    """
 
-    verbs: Mapping[str, Findings]
-    runs: Mapping[str, Sequence[schema.Measurement]]
+    verbs: Mapping[Path, Findings]
+    runs: Mapping[Path, Sequence[schema.Measurement]]
     blessings: Sequence[bless.Blessing]
+    problem: str = ""
 
 
 def gather(sources: Sequence[Path], root: Path = ROOT) -> Material:
@@ -35,16 +38,15 @@ def gather(sources: Sequence[Path], root: Path = ROOT) -> Material:
     for path in sources:
         try:
             if path.suffix == ".jsonl":
-                runs[path.name] = schema.load(path)
+                runs[path] = schema.load(path)
             elif path.suffix != ".xml":
-                verbs[path.stem] = Findings.from_json(text_of(path))
+                verbs[path] = Findings.from_json(text_of(path))
         except ValueError:
             continue
     try:
-        blessings = bless.read_ledger(root / bless.LEDGER)
-    except bless.Refused:
-        blessings = []
-    return Material(verbs, runs, blessings)
+        return Material(verbs, runs, bless.read_ledger(root / bless.LEDGER))
+    except bless.Refused as error:
+        return Material(verbs, runs, (), f"Blessings are not drawn: {error}")
 
 
 def write(path: Path, verdict: Findings, sources: Sequence[Path], root: Path = ROOT) -> None:
@@ -61,9 +63,9 @@ def page(verdict: Findings, held: Material) -> str:
         parts.append(listed(wrong))
     parts += [*map(_note, verdict.notes), _table(verdict, why=False)]
     if runs:
-        parts += [*times.section(runs), *_history(runs, held.blessings)]
-    for name, findings in held.verbs.items():
-        parts += [node("h2", name), node("p", findings.verdict, class_=_colour(findings.exit)), _table(findings)]
+        parts += [*times.section(runs), *_history(runs, held)]
+    for path, findings in held.verbs.items():
+        parts += [node("h2", path.stem), node("p", findings.verdict, class_=_colour(findings.exit)), _table(findings)]
         parts += [part for finding in findings.found for part in _changed(finding)]
         parts += map(_note, findings.notes)
     if runs:
@@ -116,12 +118,14 @@ def _changed(finding: Finding) -> list[Element]:
     return [title, grid(["in", "by", "instruction", "before", "now", "change"], rows)] if rows else []
 
 
-def _history(runs: Sequence[schema.Measurement], blessings: Sequence[bless.Blessing]) -> list[Element]:
+def _history(runs: Sequence[schema.Measurement], held: Material) -> list[Element]:
     lines = [line for line in history.lines(runs, "") if len(line.runs) > 1]
     parts = [node("h2", "History")]
+    if held.problem:
+        parts.append(node("p", held.problem, class_="fail"))
     if not lines:
         return [*parts, node("p", "Every case was measured once: there is nothing to compare over time.")]
-    drawn = [_line(line, blessings) for line in lines if len(line.runs) >= DRAWN_RUNS]
+    drawn = [_line(line, held.blessings) for line in lines if len(line.runs) >= DRAWN_RUNS]
     if drawn:
         said = "Upright lines: red where the level steps, green and dashed where a figure was blessed."
         parts += [node("p", said, class_="soft"), node("div", *drawn, class_="charts")]
@@ -153,10 +157,10 @@ def _line(line: history.Line, blessings: Sequence[bless.Blessing]) -> Element:
     return figure
 
 
-def _origins(runs: Mapping[str, Sequence[schema.Measurement]]) -> Element:
+def _origins(runs: Mapping[Path, Sequence[schema.Measurement]]) -> Element:
     rows: list[list[Part]] = []
-    for name, taken in runs.items():
+    for path, taken in runs.items():
         where = taken[0].where
         known = [where.gpu, where.driver, where.torch, where.treemla[:12], where.date[:10]]
-        rows.append([name, str(len(taken)), *(value or "-" for value in known), node("div", where.command)])
+        rows.append([path.name, str(len(taken)), *(value or "-" for value in known), node("div", where.command)])
     return grid(["file", "measurements", "GPU", "driver", "torch", "commit", "date", "command"], rows)
