@@ -29,7 +29,7 @@ def code(**more):
 
 
 def test_units_of_a_tile_are_counted_by_hand():
-    made = bound.clocks_a_tile(kernel("k"), bound.Tile(32, (8,)), PRO)
+    made = bound.clocks_a_tile(kernel("k").loops, bound.Tile(32, (8,)), PRO)
     assert made["tensor cores"] == 8 * 10 * 2 * 16 * 8 * 16 / 1024
     assert made["shared memory"] == (8 * (4 * 512 + 2 * 512) + 32 * 1152) / 128
     assert made["issue"] == 8 * 40 / 4
@@ -98,3 +98,15 @@ def test_only_a_model_that_is_near_is_red():
     assert bound.slowed(code(), code(), near) == []
     assert "too far to judge" in bound.shown(code(), far) and "is red" in bound.shown(code(), near)
     assert "No measurement" in bound.shown(code(), [])
+
+
+def test_of_a_kernel_that_also_takes_halves_the_loops_of_whole_blocks_are_counted():
+    loops = (
+        {"HGMMA.64x72x16.F32.BF16": 16},
+        {"HGMMA.64x72x16.F32.BF16": 4},
+        {"HGMMA.64x40x16.F32.BF16": 16},
+        {"FADD": 1},
+    )
+    held = replace(kernel("k"), loops=loops)
+    assert bound.whole_block(held, 72) == [loops[0], loops[1], loops[3]]
+    assert bound.whole_block(held, 40) == [loops[2], loops[3]]

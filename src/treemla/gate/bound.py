@@ -77,22 +77,33 @@ def predict(case: VerifyCase, gpu: Gpu, code: Mapping[str, KernelCode]) -> Predi
     steps = cost.design_steps(case.batch)
     tiling = cost.choose(cost.DEFAULTS[path.name], path, shape, gpu.multiprocessors, steps)
     kernel, tile = code.get(path.kernel_name(tiling.block_rows, case.fp8_kv)), TILES.get(path.name)
-    if kernel is None or tile is None or len(kernel.loops) != len(tile.warps):
+    if kernel is None or tile is None:
+        return None
+    loops = whole_block(kernel, tiling.block_rows)
+    if len(loops) != len(tile.warps):
         return None
     waves = -(-tiling.blocks * tiling.parts // gpu.multiprocessors)
     tiles_in_turn = sum(case.contexts) * waves / (tiling.parts * tile.tokens)
-    us = {
-        unit: 1e6 * clocks * tiles_in_turn / gpu.clock_hz for unit, clocks in clocks_a_tile(kernel, tile, gpu).items()
-    }
+    us = {unit: 1e6 * clocks * tiles_in_turn / gpu.clock_hz for unit, clocks in clocks_a_tile(loops, tile, gpu).items()}
     ceiling = roofline.CEILINGS[gpu.name]
     us["DRAM"] = 1e6 * roofline.traffic_bytes(case) / ceiling.bytes_per_s
     return Prediction(FIXED_US + max(us.values()), us)
 
 
-def clocks_a_tile(kernel: KernelCode, tile: Tile, gpu: Gpu) -> dict[str, float]:
+def whole_block(kernel: KernelCode, block_rows: int) -> list[Mapping[str, int]]:
+    """The loops that work on all rows of a block: a wgmma kernel has others for halves of it, with fewer columns."""
+    columns = re.compile(rf"HGMMA\.\d+x{block_rows}x")
+    return [
+        loop
+        for loop in kernel.loops
+        if not any(opcode.startswith("HGMMA") for opcode in loop) or any(map(columns.match, loop))
+    ]
+
+
+def clocks_a_tile(loops: Sequence[Mapping[str, int]], tile: Tile, gpu: Gpu) -> dict[str, float]:
     """Of a multiprocessor, for each unit in it."""
     flops = shared = issued = 0.0
-    for warps, loop in zip(tile.warps, kernel.loops, strict=True):
+    for warps, loop in zip(tile.warps, loops, strict=True):
         issued += warps * sum(loop.values())
         for opcode, count in loop.items():
             flops += warps * count * tensor_flops(opcode)

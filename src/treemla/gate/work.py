@@ -1,6 +1,7 @@
 """What a side of the gate times: work that gets fresh inputs, and whose outcome shows whether it was done."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
@@ -61,7 +62,7 @@ class Plan:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs, self.steps = inputs, [inputs.plan_step] * PLAN_STEPS
-        self.result = (inputs.words, *inputs.plan.tensors[:4])
+        self.result = (inputs.words, *inputs.plan.tensors[:-2])  # without the workspace
 
     def problem(self) -> str:
         case, plan = self.inputs.case, self.inputs.plan
@@ -70,7 +71,7 @@ class Plan:
         if not torch.equal(self.inputs.words.cpu(), words):
             return f"{case.id}: the words are not those of the mask"
         made = plan.mirror(np.array(case.contexts, dtype=np.int32))
-        for name in ("committed", "pieces", "part_ptr", "request_ptr"):
+        for name in (field.name for field in fields(made)):
             want = torch.from_numpy(getattr(made, name))
             if not torch.equal(getattr(plan, name)[: len(want)].cpu(), want):
                 return f"{case.id}: {name} of the plan is not the schedule of these lengths"
