@@ -11,6 +11,7 @@ from fake_sides import HERE, Machine
 from gpu_gate import plant, proof
 
 from treemla.gate import cli, gating, schema
+from treemla.gate.exits import InvalidEnvironment
 
 CSRC = Path(__file__).parents[2] / "csrc"
 US = {4096: 14.6, 16_384: 19.4, 65_536: 34.5}
@@ -67,7 +68,8 @@ def prove(monkeypatch, tmp_path):
             lines = [(float(n), line) for n, line in enumerate(said.getvalue().splitlines())]
             found = json.loads(out.read_text())
             for finding in found["found"]:  # what a wait is derived from must rise with the context
-                finding["cells"]["us"] = str(US[proof.CONTEXTS[finding["name"]]])
+                if finding["name"] in proof.CONTEXTS:
+                    finding["cells"]["us"] = str(US[proof.CONTEXTS[finding["name"]]])
             return proof.Ran(code, found, lines)
 
         return proof.prove(tmp_path / "out", tmp_path, "a" * 40, budget_s, io.StringIO(), execute), ran
@@ -90,9 +92,19 @@ def test_a_slowdown_that_the_gate_does_not_call_a_regression_proves_nothing(prov
     assert wrong == ["gate on a slowdown of 5%: exit code 0, same"]
 
 
-def test_a_program_that_is_not_itself_ends_the_proof_at_once(prove):
-    wrong, ran = prove(itself=1.05)
-    assert "selfcheck 1: exit code 1" in wrong[0] and len(ran) == 1
+def test_a_program_that_is_not_itself_proves_nothing_and_leaves_no_sessions(prove, tmp_path):
+    wrong, ran = prove(slow=1.10, itself=1.05)
+    assert ["selfcheck" in text for text in wrong] == [True] * 3 and len(ran) == 4
+    assert not (tmp_path / "out/sessions.jsonl").exists()
+
+
+def test_a_machine_on_which_nothing_is_measured_ends_the_proof_at_once(prove, monkeypatch):
+    def busy(_):
+        raise InvalidEnvironment("busy")
+
+    monkeypatch.setattr(gating, "this_machine", busy)
+    wrong, ran = prove()
+    assert "selfcheck 1: exit code 4" in wrong[0] and len(ran) == 1
 
 
 def test_where_time_is_short_the_later_selfchecks_have_fewer_cases(prove):
