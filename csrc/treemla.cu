@@ -47,23 +47,31 @@ TREEMLA_VERIFY_MMA(32)
 TREEMLA_VERIFY_MMA(40)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define TREEMLA_VERIFY_WGMMA(rows)                                                                               \
-  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_r##rows(                      \
+#define TREEMLA_VERIFY_WGMMA(rows, halves, name)                                                                 \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_r##name(                      \
       const __grid_constant__ VerifyParams p, const __grid_constant__ TensorMap kv_map) {                        \
-    verify_wgmma<rows / kRowTile, KvType::bf16>(p, &kv_map);                                                     \
+    verify_wgmma<rows / kRowTile, KvType::bf16, halves>(p, &kv_map);                                             \
   }                                                                                                              \
-  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_fp8_r##rows(                  \
+  extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_fp8_r##name(                  \
       const __grid_constant__ VerifyParams p) {                                                                  \
-    verify_wgmma<rows / kRowTile, KvType::e4m3>(p, nullptr);                                                     \
+    verify_wgmma<rows / kRowTile, KvType::e4m3, halves>(p, nullptr);                                             \
   }
 
-TREEMLA_VERIFY_WGMMA(8)
-TREEMLA_VERIFY_WGMMA(16)
-TREEMLA_VERIFY_WGMMA(24)
-TREEMLA_VERIFY_WGMMA(32)
-TREEMLA_VERIFY_WGMMA(40)
-TREEMLA_VERIFY_WGMMA(48)
-TREEMLA_VERIFY_WGMMA(56)
-TREEMLA_VERIFY_WGMMA(64)
-TREEMLA_VERIFY_WGMMA(72)
+TREEMLA_VERIFY_WGMMA(8, false, 8)
+TREEMLA_VERIFY_WGMMA(16, false, 16)
+TREEMLA_VERIFY_WGMMA(24, false, 24)
+TREEMLA_VERIFY_WGMMA(32, false, 32)
+TREEMLA_VERIFY_WGMMA(40, false, 40)
+TREEMLA_VERIFY_WGMMA(48, false, 48)
+TREEMLA_VERIFY_WGMMA(56, false, 56)
+TREEMLA_VERIFY_WGMMA(64, false, 64)
+TREEMLA_VERIFY_WGMMA(72, false, 72)
+TREEMLA_VERIFY_WGMMA(16, true, 16_8)
+TREEMLA_VERIFY_WGMMA(24, true, 24_16)
+TREEMLA_VERIFY_WGMMA(32, true, 32_16)
+TREEMLA_VERIFY_WGMMA(40, true, 40_24)
+TREEMLA_VERIFY_WGMMA(48, true, 48_24)
+TREEMLA_VERIFY_WGMMA(56, true, 56_32)
+TREEMLA_VERIFY_WGMMA(64, true, 64_32)
+TREEMLA_VERIFY_WGMMA(72, true, 72_40)
 #endif

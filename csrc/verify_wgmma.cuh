@@ -592,24 +592,28 @@ __device__ __forceinline__ void run_block(
   }
 }
 
-// A CTA takes a block of the rows and a part of the tokens or, where a step is short (PlanParams.halved_tiles), half a
-// block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
-template <int kRowTiles, KvType kKv>
+// A CTA takes a block of the rows and a part of the tokens or, kHalves and in a short step (PlanParams.halved_tiles), half
+// a block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
+template <int kRowTiles, KvType kKv, bool kHalves>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
   extern __shared__ __align__(1024) char shared[];
   init_barriers(shared_address(shared));
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  constexpr int kHalfTiles = (kRowTiles + 1) / 2;
-  const bool halved = kRowTiles > 1 && *p.halved;
-  const PartPieces whole(p, blockIdx.y), half(p, blockIdx.y / 2);  // all asked for together
-  const PartPieces pieces = halved ? half : whole;
-  if (!halved) {
-    run_block<kRowTiles, kKv>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
-  } else if constexpr (kRowTiles > 1) {
-    const RowBlock block(kRowTiles * kRowTile, kHalfTiles * kRowTile, blockIdx.y % 2 * gridDim.x + blockIdx.x);
-    if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv>(p, kv_map, shared, pieces, block);
+  if constexpr (!kHalves) {
+    run_block<kRowTiles, kKv>(p, kv_map, shared, PartPieces(p, blockIdx.y), RowBlock(kRowTiles * kRowTile));
+  } else {
+    constexpr int kHalfTiles = (kRowTiles + 1) / 2;
+    const bool halved = *p.halved;
+    const PartPieces whole(p, blockIdx.y), half(p, blockIdx.y / 2);  // all asked for together
+    const PartPieces pieces = halved ? half : whole;
+    if (!halved) {
+      run_block<kRowTiles, kKv>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
+    } else {
+      const RowBlock block(kRowTiles * kRowTile, kHalfTiles * kRowTile, blockIdx.y % 2 * gridDim.x + blockIdx.x);
+      if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv>(p, kv_map, shared, pieces, block);
+    }
   }
 }
 

@@ -27,6 +27,7 @@ WAVES = (1, 3 / 4, 1 / 2, 1 / 4, 2, 3, 4)  # CTAs of a launch, as a multiple of 
 Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
 ALWAYS_HALVED = 2**30  # tiles
+MOST_HALVED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows both is 1 to 3% slower where they do not
 MOST_HALVED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
 OVERHEADS = (1, 2, 3, 4, 6)
@@ -211,7 +212,7 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
 
 def halved_tiles(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> int:
     """Up to how many tiles of a lone request halved blocks are the quicker, looked for in steps of half a part's CTAs."""
-    if kernel.half_rows(whole.block_rows) == 0 or whole.parts < 2:
+    if kernel.half_rows(whole.block_rows) == 0 or whole.parts < 2 or whole.blocks > MOST_HALVED_BLOCKS:
         return 0
     halves, step = whole.of_halves(kernel), whole.parts // 2
     for tiles in range(step, MOST_HALVED_PART_TILES * whole.parts, step):

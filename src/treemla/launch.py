@@ -187,7 +187,7 @@ def verify(
     path, rows = plan.path, plan.block_rows
     grid: tuple[int, ...] = (plan.blocks, plan.parts)
     fp8_kv = shape.kv_dtype is FP8
-    name, shared_bytes = path.kernel_name(rows, fp8_kv), path.shared_memory_bytes(rows, fp8_kv)
+    name, shared_bytes = path.kernel_name(rows, fp8_kv, plan.halves), path.shared_memory_bytes(rows, fp8_kv)
     maps = (
         [_kv_map(kv_cache.data_ptr(), *kv_cache.shape, kv_cache.stride(0))] if path.copies_runs and not fp8_kv else []
     )

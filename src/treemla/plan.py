@@ -60,6 +60,7 @@ class VerifyPlan:
         cut = self._cut(self._tiling(contexts), block_rows, parts, overhead_tiles, halved_tiles)
         self.blocks, self.block_rows, self.parts = cut.blocks, cut.block_rows, cut.parts
         self.overhead_tiles, self.halved_tiles = cut.overhead_tiles, cut.halved_tiles
+        self.halves = self.halved_tiles > 0
         max_slots, max_pieces = self._workspace(max_context)
         self.max_context = max_context
         self.batch = 0  # requests of the last update; verify takes no other number
@@ -86,6 +87,7 @@ class VerifyPlan:
         batch: int,
         path: str,
         fixed_split: bool,
+        halves: bool,
         committed: torch.Tensor,
         pieces: torch.Tensor,
         part_ptr: torch.Tensor,
@@ -99,7 +101,7 @@ class VerifyPlan:
         plan.shape, plan.batch, plan.device = shape, batch, committed.device
         plan.max_batch, plan.parts = len(committed), len(part_ptr) - 1
         plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
-        plan.path, plan.fixed_split = tiles.PATHS[path], fixed_split
+        plan.path, plan.fixed_split, plan.halves = tiles.PATHS[path], fixed_split, halves
         plan.committed, plan.pieces, plan.part_ptr, plan.request_ptr = committed, pieces, part_ptr, request_ptr
         plan.halved, plan.partial_out, plan.partial_lse = halved, partial_out, partial_lse
         return plan

@@ -28,10 +28,12 @@ class KernelPath:
     shared_memory_bytes: Callable[[int, bool], int]
     tile_tokens: int  # that its loop takes at a time
     copies_runs: bool  # copies rows in consecutive slots together, by a tensor map
-    halves: bool  # takes blocks of more than 8 rows by halves where a step's schedule says so
+    halves: bool  # has kernels that take blocks of more than 8 rows by halves where a step's schedule says so
 
-    def kernel_name(self, block_rows: int, fp8_kv: bool = False) -> str:
-        return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}"
+    def kernel_name(self, block_rows: int, fp8_kv: bool = False, halves: bool = False) -> str:
+        """halves: the kernel that takes the block or, where a step's schedule says so, its halves."""
+        half = f"_{self.half_rows(block_rows)}" if halves else ""
+        return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}{half}"
 
     @property
     def registers(self) -> int:
@@ -90,10 +92,11 @@ class Target:
     def verify_kernels(self) -> dict[str, tuple[KernelPath, int]]:
         """{name: (path, dynamic shared memory of a CTA)}."""
         return {
-            path.kernel_name(rows, fp8_kv): (path, path.shared_memory_bytes(rows, fp8_kv))
+            path.kernel_name(rows, fp8_kv, halves): (path, path.shared_memory_bytes(rows, fp8_kv))
             for path in self.paths
             for fp8_kv in (False, True)
             for rows in path.block_heights
+            for halves in (False, True)[: 2 if path.half_rows(rows) else 1]
         }
 
     @property

@@ -54,8 +54,9 @@ TOGETHER = 5  # small engines on the GPU
 CONTEXTS = (65_536, 16_384, 4096)  # the longest first: its cache begins the others'
 STARTS = 2
 TURNS = 2  # of each backend in a start, at each context
-SHORT_LONG = (64, 512)  # tokens of the answers whose difference is timed
-SLOW = {65_536: (32, 96), 16_384: (32, 160)}  # ... of Triton, whose steps take up to 0.8 s
+# Tokens of the answers: one that warms up, and two whose difference is timed.
+SHORT_LONG = (64, 64, 1024)
+SLOW = {65_536: (32, 32, 96), 16_384: (32, 32, 160)}  # ... of Triton, whose steps take up to 0.8 s
 PROFILED = (CONTEXTS[-1], CONTEXTS[0])
 PROFILED_TOKENS = 60
 START_S, ANSWERS_S, PREFILL_S, TIMING_S, PROFILE_S = 300, 180, 120, 60, 60  # how long each may take ...

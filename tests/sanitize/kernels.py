@@ -13,6 +13,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so
 import torch
 
 from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, cubins, pack_tree_mask, verify_attention
+from treemla.cost import ALWAYS_HALVED
 from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
@@ -52,7 +53,7 @@ CASES = (
 MOVES = ((1152, 20, False), (576, 150, False), (80, 1200, False), (1152, 70, True))
 
 
-def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype) -> None:
+def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype, halved_tiles: int) -> None:
     """One step on the GPU and on the CPU."""
     random = torch.Generator().manual_seed(1)
     shape = VerifyShape(case.heads, case.tree_tokens, kv_dtype=kv_dtype)
@@ -68,9 +69,10 @@ def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype) -> None:
     q = torch.randn(tokens, case.heads, 576, generator=random).bfloat16()
     seq_lens = torch.tensor(case.lengths, dtype=case.index_dtype)
     mask = _mask(case)
-    expected = _step(case, path, shape, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
-    result = _step(case, path, shape, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
-    print(path.name, kv_dtype, case, flush=True)
+    cut = case, path, shape, halved_tiles
+    expected = _step(*cut, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
+    result = _step(*cut, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
+    print(path.name, kv_dtype, halved_tiles, case, flush=True)
     for got, want in zip(result, expected, strict=True):  # words, out, lse
         torch.testing.assert_close(got.cpu(), want, atol=TOLERANCE, rtol=0)
 
@@ -79,6 +81,7 @@ def _step(
     case: SanitizeCase,
     path: KernelPath,
     shape: VerifyShape,
+    halved_tiles: int,
     q: torch.Tensor,
     kv: torch.Tensor,
     slots: SlotTable | SlotRanges,
@@ -88,7 +91,8 @@ def _step(
     """Words, out and lse."""
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
     _, rows = path.row_blocks(shape)
-    plan = VerifyPlan(shape, len(case.lengths), q.device, block_rows=rows, parts=case.parts, path=path.name, **split)
+    cut = {"block_rows": rows, "parts": 2 * case.parts if halved_tiles else case.parts, "halved_tiles": halved_tiles}
+    plan = VerifyPlan(shape, len(case.lengths), q.device, path=path.name, **cut, **split)
     # Not `pieces`: a CTA looks at piece blockIdx.y before it knows whether there is one.
     for name in ("committed", "part_ptr", "request_ptr", "halved", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
@@ -154,8 +158,11 @@ def main() -> None:
         if missing := set(path.block_heights) - heights:
             raise SystemExit(f"{path.name}: no case has row blocks of height {sorted(missing)}")
         for case in CASES:
+            rows = path.row_blocks(VerifyShape(case.heads, case.tree_tokens))[1]
+            has_halves = path.half_rows(rows) > 0 and not case.fixed_split
             for kv_dtype in CUDA_KV_DTYPES:
-                run(case, path, kv_dtype)
+                for halved_tiles in (0, ALWAYS_HALVED)[: 1 + has_halves]:
+                    run(case, path, kv_dtype, halved_tiles)
     for row_bytes, moves, disjoint in MOVES:
         run_moves(row_bytes, moves, disjoint=disjoint)
     print(f"{len(CASES)} cases ran on {len(paths)} kernels, each with {len(CUDA_KV_DTYPES)} dtypes of KV rows")

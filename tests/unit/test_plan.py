@@ -224,11 +224,12 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
 
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:
     plan = VerifyPlan(SHAPE, 3, "cpu", parts=5)
-    again = VerifyPlan.from_tensors(SHAPE, 2, "mma", False, *plan.tensors)
+    again = VerifyPlan.from_tensors(SHAPE, 2, "mma", False, False, *plan.tensors)
     for name in (
         "shape",
         "path",
         "fixed_split",
+        "halves",
         "max_batch",
         "device",
         "blocks",
