@@ -86,8 +86,8 @@ def group_of(work: Work) -> str:
 
 
 def total(work: Iterable[Work], group: str) -> tuple[int, float]:
-    held = [w.duration_us for w in work if group_of(w) == group]
-    return len(held), sum(held)
+    held = [w for w in work if group_of(w) == group]
+    return len(held), busy_us(held)
 
 
 def busy_us(work: Iterable[Work]) -> float:

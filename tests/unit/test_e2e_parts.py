@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from e2e import stand_ins, trace_steps, weights
+from e2e import report, stand_ins, trace_steps, weights
 from e2e.inside import accepted
 
 VOCABULARY, HIDDEN = 128, 2048
@@ -64,9 +64,21 @@ def test_a_step_is_split_into_groups_and_idle_time(tmp_path):
     assert made["steps"] == 2 and made["step_us"] == 1000
     assert made["idle_us"] == 1000 - 65 - 100 - 25
     assert {name: tuple(held.values()) for name, held in made["groups"].items()} == {
-        "verify attention": (2, 60), "plan and pack": (2, 15), "rest of the graph": (1, 100), "outside it": (1, 20),
+        "verify attention": (2, 55), "plan and pack": (2, 15), "rest of the graph": (1, 100), "outside it": (1, 20),
     }  # fmt: skip
     assert made["longest"][0] == {"group": "rest of the graph", "kernel": "gemm", "count": 1, "us": 100}
+
+
+def test_a_slow_admission_does_not_make_a_rate_faster():
+    """The short answer that is taken off is the quickest of all turns."""
+
+    def turn(short_s, long_s):
+        answers = [(1.0, 64, 7), (short_s, 64, 7), (long_s, 512, 57)]
+        timed = [{"seconds": s, "tokens": tokens, "steps": steps} for s, tokens, steps in answers]
+        return {"key": "rates-0-treemla-65536-0", "context": 65_536, "backend": "treemla", "timed": timed}
+
+    (rates,) = report.samples([turn(0.6, 1.6), turn(1.61, 1.6)]).values()
+    assert rates == [pytest.approx((448.0, 20.0, 8.96))] * 2
 
 
 def test_a_trace_without_steps_is_an_error(tmp_path):
