@@ -1,10 +1,12 @@
 """The gate on SGLang's Engine, on made-up rates: beside Triton, beside stored figures, and files that tell nothing."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import date
 
+import jsonschema
 import pytest
+from e2e import report
 from fake_sides import FINGERPRINT, HERE, WHERE
 
 from treemla.gate import baseline, bless, cli, engine, schema
@@ -63,6 +65,27 @@ def test_rates_like_the_stored_ones_pass_and_leave_sessions_that_bless_reads(gat
     assert next(run.value for run in runs if run.case == SLOW.id and run.metric == "engine") == pytest.approx(
         1000 / 140
     )
+
+
+def test_what_the_engine_suite_writes_is_what_is_judged():
+    short, long = {"seconds": 1.0, "tokens": 32, "steps": 4}, {"seconds": 2.0, "tokens": 160, "steps": 20}
+    records = [
+        {
+            "key": f"rates-{start}-{side}-{case.context}-0",
+            "context": case.context,
+            "backend": side,
+            "timed": [short, long],
+        }
+        for start in (0, 1)
+        for case in GATED_ENGINES
+        for side in ("treemla", "triton")
+    ]
+    runs = report.measurements(records, WHERE)
+    schema_of_results = json.loads(schema.SCHEMA.read_text())
+    for run in runs:
+        jsonschema.validate(json.loads(json.dumps(asdict(run))), schema_of_results)
+    for case in GATED_ENGINES:
+        assert engine.session_of(case, runs) == engine.Session((1000 / 128,) * 2, (1000 / 128,) * 2)
 
 
 def test_sessions_of_three_starts_become_the_baseline_that_is_judged_by(gate, tmp_path):
