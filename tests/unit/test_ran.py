@@ -57,3 +57,20 @@ def test_a_layer_that_passed_leaves_a_line_and_one_that_failed_or_was_cut_leaves
     code, (left,) = layer("pass")
     assert (code, left.layer, left.tests, left.gpu) == (Exit.PASS, "one", 1, "none")
     assert left.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_added_runs_join_those_kept_and_get_the_commit_that_their_copy_did_not_know(monkeypatch, tmp_path):
+    monkeypatch.setattr(ran, "KEPT", tmp_path / "kept.jsonl")
+    monkeypatch.setattr(ran, "PAGE", tmp_path / "page.md")
+    for name, runs in (
+        ("kept", [RUN]),
+        ("a", [replace(GPU, treemla="unknown")]),
+        ("b", [replace(GPU, layer="gpu-graph")]),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(asdict(run)) + "\n" for run in runs))
+    files = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    monkeypatch.setattr("sys.argv", ["ran", "--add", *files, "--commit", "b" * 40])
+    ran.main()
+    held = {run.layer: run.treemla[0] for run in ran.load(ran.KEPT)}
+    assert held == {"unit": "a", "gpu-parity": "b", "gpu-graph": "a"}
+    assert ran.PAGE.read_text() == ran.page(ran.load(ran.KEPT))

@@ -7,7 +7,7 @@ import argparse
 import json
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from treemla.gate import fingerprint
@@ -90,9 +90,12 @@ def page(runs: Sequence[Ran]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", type=Path, nargs="+", default=[])
-    runs = newest(
-        run for path in (KEPT, *parser.parse_args().add) if path.exists() or path != KEPT for run in load(path)
-    )
+    parser.add_argument("--commit", help="of added runs whose copy had no git history")
+    asked = parser.parse_args()
+    added = [run for path in asked.add for run in load(path)]
+    if asked.commit:
+        added = [replace(run, treemla=asked.commit) if run.treemla == "unknown" else run for run in added]
+    runs = newest([*(load(KEPT) if KEPT.exists() else []), *added])
     KEPT.write_text("".join(json.dumps(asdict(run), sort_keys=True) + "\n" for run in runs))
     PAGE.write_text(page(runs))
 
