@@ -57,7 +57,9 @@ def actionlint(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests a CPU can run: unit, and parity of the portable path."""
+    """The tests a CPU can run: unit, parity of the portable path and, without arguments, the sglang sessions after it."""
+    if not session.posargs:
+        session.notify("sglang")
     run(session, "treemla", "test", "unit", *session.posargs)
 
 
