@@ -54,8 +54,8 @@ class Constants:
 
 # docs/kernel.md says from which times. wgmma: of an H200. mma: its loop there, the memory rate of an RTX PRO 6000.
 DEFAULTS = {
-    "wgmma": Constants(8.03, 1.373, 0.0115, 1.0, 0.0735, 0.0131, 4.40e6, 2.44e6),
-    "mma": Constants(8.03, 1.12, 0.0148, 1.3, 0.136, 0.0131, 1.79e6, 2.44e6),
+    "wgmma": Constants(7.22, 1.45, 0.0109, 1.17, 0.0413, 0.0184, 4.37e6, 2.80e6),
+    "mma": Constants(7.22, 1.12, 0.0148, 1.3, 0.136, 0.0184, 1.79e6, 2.80e6),
 }
 
 
