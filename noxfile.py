@@ -58,8 +58,8 @@ def actionlint(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """The tests a CPU can run: unit, parity of the portable path and, without arguments, the sglang sessions after it."""
-    if not session.posargs:
-        session.notify("sglang")
+    for version in () if session.posargs else CONTRACT:
+        session.notify(f"sglang(version='{version}')")
     run(session, "treemla", "test", "unit", *session.posargs)
 
 
