@@ -72,7 +72,7 @@ def storages(held, seen=None):
 
 def test_captures_outgrowing_the_request_pool_are_refused(eagle):
     _, backend = eagle
-    with pytest.raises(ValueError, match="--cuda-graph-max-bs"):
+    with pytest.raises(ValueError, match="--cuda-graph-max-bs-decode"):
         backend.init_cuda_graph_state(5, 15)
 
 

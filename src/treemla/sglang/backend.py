@@ -114,7 +114,7 @@ class TreemlaAttnBackend(TritonAttnBackend):  # type: ignore[misc] # sglang is u
         del max_num_tokens, kv_indices_buf, cuda_graph_num_kv_splits_buf
         if max_bs > self._max_batch:
             limit = f"at most {self._max_batch} (--max-running-requests)"
-            raise ValueError(f"--cuda-graph-max-bs: expected {limit}, got {max_bs}")
+            raise ValueError(f"--cuda-graph-max-bs-decode: expected {limit}, got {max_bs}")
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Verify 0: a padded request has zero words and no context, so it reads no slot and its output is 0.
