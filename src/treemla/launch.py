@@ -206,6 +206,7 @@ def _kv_map(address: int, num_slots: int, head_dim: int, stride: int) -> Any:
     from cuda.bindings import driver
 
     of_32, of_64 = driver.cuuint32_t, driver.cuuint64_t
+    stride = head_dim if num_slots == 1 else stride  # of one row it may be anything
     error, made = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         2,
@@ -228,7 +229,7 @@ def combine_unit_warps(plan: VerifyPlan, batch: int) -> int:
 
     Under fixed split it depends on the plan alone: the merge order decides the last bits of the result.
     """
-    pieces = len(plan.pieces) // plan.max_batch if plan.fixed_split else 1 + plan.parts // batch
+    pieces = len(plan.partial_out) // plan.max_batch if plan.fixed_split else 1 + plan.parts // batch
     warps = -(-pieces // COMBINE_WARP_PIECES)
     return min(COMBINE_WARPS, 1 << (warps - 1).bit_length())
 

@@ -246,6 +246,13 @@ def _kv_rows(kv_cache: torch.Tensor, plan: VerifyPlan) -> torch.Tensor:
     size = (None, 1, width) if has_head_axis else (None, width)
     _expect_readable("kv_cache", kv_cache, size, plan.shape.kv_dtype, plan)
     expect(1 <= kv_cache.shape[0] < 2**31, "kv_cache", "1 to 2^31 - 1 slots", kv_cache.shape[0])
+    apart = kv_cache.shape[0] == 1 or kv_cache.stride(0) >= width
+    expect(
+        apart,
+        "kv_cache",
+        f"rows that do not overlap, {width} elements apart or more",
+        f"a stride of {kv_cache.stride(0)}",
+    )
     return kv_cache.select(1, 0) if has_head_axis else kv_cache
 
 

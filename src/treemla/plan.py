@@ -236,7 +236,7 @@ class VerifyPlan:
             raise ValueError("max_context: expected a length beside fixed_split_tokens, got None")
         expect_int("max_context", max_context, 0, MAX_CONTEXT)
         count = self.max_batch * max(1, -(-max_context // split_tokens))
-        return count, count
+        return count, max(count, self.parts)  # a CTA looks at the piece of its part's number before it knows of any
 
     def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
         expect_int("tail", tail, 0, 1)

@@ -240,15 +240,19 @@ def pattern(context: int) -> list[int]:
 
 
 def rate(engine: Any, context: int, tokens: list[int]) -> dict[str, Any]:
-    """A short and a long answer after `context` tokens in the cache: what they took and in how many steps."""
-    timed = []
-    for new_tokens in tokens:
-        begin = time.perf_counter()
-        said = engine.generate(input_ids=[pattern(context)], sampling_params=GREEDY | {"max_new_tokens": new_tokens})
-        meta = said[0]["meta_info"]
-        taken = {"seconds": time.perf_counter() - begin, "tokens": meta["completion_tokens"]}
-        timed.append(taken | {"steps": meta.get("spec_verify_ct", 0), "cached": meta["cached_tokens"]})
+    """Answers after `context` tokens in the cache: what they took, and what their first tokens had taken."""
+    timed = [engine.loop.run_until_complete(streamed(engine, pattern(context), n)) for n in tokens]
     return {"context": context, "timed": timed}
+
+
+async def streamed(engine: Any, ids: list[int], new_tokens: int) -> dict[str, Any]:
+    begin, chunks = time.perf_counter(), []
+    sampling = GREEDY | {"max_new_tokens": new_tokens}
+    async for said in await engine.async_generate(input_ids=ids, sampling_params=sampling, stream=True):
+        meta = said["meta_info"]
+        so_far = {"seconds": time.perf_counter() - begin, "tokens": meta["completion_tokens"]}
+        chunks.append(so_far | {"steps": meta.get("spec_verify_ct", 0), "cached": meta["cached_tokens"]})
+    return chunks[-1] | {"first": chunks[0]}
 
 
 def profile(engine: Any, context: int, new_tokens: int, folder: str) -> dict[str, Any]:

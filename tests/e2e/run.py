@@ -11,6 +11,8 @@ Every answer set and every timing goes into results.jsonl when it is there, and 
 import argparse
 import concurrent.futures
 import contextlib
+import dataclasses
+import functools
 import json
 import shutil
 import sys
@@ -54,9 +56,9 @@ TOGETHER = 5  # small engines on the GPU
 CONTEXTS = (65_536, 16_384, 4096)  # the longest first: its cache begins the others'
 STARTS = 2
 TURNS = 2  # of each backend in a start, at each context
-# Tokens of the answers: one that warms up, and two whose difference is timed.
-SHORT_LONG = (64, 64, 1024)
-SLOW = {65_536: (32, 32, 96), 16_384: (32, 32, 160)}  # ... of Triton, whose steps take up to 0.8 s
+# Tokens of the answers: one that warms up, and one that is timed from its first tokens on.
+TIMED = (64, 1024)
+SLOW = {65_536: (32, 96), 16_384: (32, 160)}  # ... of Triton, whose steps take up to 0.8 s
 PROFILED = (CONTEXTS[-1], CONTEXTS[0])
 PROFILED_TOKENS = 60
 START_S, ANSWERS_S, PREFILL_S, TIMING_S, PROFILE_S = 300, 180, 120, 60, 60  # how long each may take ...
@@ -72,13 +74,26 @@ class Book:
         self.path, self.lock = path, threading.Lock()
         self.held = {}
         if path.exists():
-            self.held = {record["key"]: record for record in map(json.loads, path.read_text().splitlines())}
+            whole, newline, half = path.read_bytes().rpartition(b"\n")
+            if half:  # of a run that was killed
+                path.write_bytes(whole + newline)
+            self.held = {record["key"]: record for record in map(record_of, enumerate(whole.splitlines(), 1))}
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         with self.lock:
             self.held[key] = {"key": key} | record
             with self.path.open("a") as file:
                 file.write(json.dumps(self.held[key]) + "\n")
+
+
+def record_of(numbered: tuple[int, bytes]) -> dict[str, Any]:
+    number, line = numbered
+    try:
+        record = json.loads(line)
+        record["key"]
+    except (ValueError, TypeError, KeyError):
+        raise SystemExit(f"results.jsonl:{number}: expected a record with a key, got {line[:80]!r}") from None
+    return dict(record)
 
 
 def main() -> int:
@@ -96,6 +111,8 @@ def main() -> int:
         parser.error(f"no stage {', '.join(sorted(unknown))}")
     given.out.mkdir(parents=True, exist_ok=True)
     results = given.out / "results.jsonl"
+    if given.resume and not given.resume.is_file():
+        parser.error(f"--resume: expected a results.jsonl, got {given.resume}")
     if given.resume and not results.exists():
         shutil.copyfile(given.resume, results)
     book = Book(results)
@@ -105,7 +122,7 @@ def main() -> int:
     finally:
         keep_logs(given.work, given.out / "logs.txt")
     if "verdict" in stages:
-        failures += report.write(list(book.held.values()), given.out, given.commit)
+        failures += report.write(list(book.held.values()), given.out)
     return int(bool(failures))
 
 
@@ -215,10 +232,10 @@ def time_in_turns(book: Book, given: argparse.Namespace, start: int, children: d
         key = next(keys[backend])
         if key in book.held or backend not in children or not is_time_for("timing", key, given):
             continue
-        tokens = SLOW.get(context, SHORT_LONG) if backend == "triton" else SHORT_LONG
+        tokens = SLOW.get(context, TIMED) if backend == "triton" else TIMED
         said = children[backend].ask({"do": "rate", "context": context, "tokens": [*tokens]}, TIMING_S)
-        book.add(key, {"backend": backend, "start": start} | said)
-        say(f"{key}: {report.rate_of(said['timed'])[0]:.1f} tokens/s, took {said['took_s']:.0f} s")
+        book.add(key, {"backend": backend, "start": start, "where": where(given.commit)} | said)
+        say(f"{key}: {report.rate_of(said['timed'][-1])[0]:.1f} tokens/s, took {said['took_s']:.0f} s")
 
 
 def profile(book: Book, given: argparse.Namespace, children: dict[str, Child]) -> None:
@@ -245,10 +262,21 @@ def is_time_for(what: str, key: str, given: argparse.Namespace) -> bool:
     return False
 
 
+@functools.cache
+def where(commit: str | None) -> dict[str, Any]:
+    """This machine, as the result schema has it."""
+    from treemla.gate import fingerprint
+
+    return dataclasses.asdict(dataclasses.replace(fingerprint.collect(commit), command="python tests/e2e/run.py"))
+
+
 def keep_logs(work: Path, path: Path) -> None:
     """The end of every engine's log in one file."""
+    logs = sorted(work.glob("*/log.txt"))
+    if not logs:
+        return
     with path.open("w") as file:
-        for log in sorted(work.glob("*/log.txt")):
+        for log in logs:
             print(
                 f"=== {log.parent.name}", *log.read_text(errors="replace").splitlines()[-LOGGED:], sep="\n", file=file
             )

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from e2e import report, stand_ins, trace_steps, weights
+from e2e import report, run, stand_ins, trace_steps, weights
 from e2e.inside import accepted
 
 VOCABULARY, HIDDEN = 128, 2048
@@ -69,16 +69,42 @@ def test_a_step_is_split_into_groups_and_idle_time(tmp_path):
     assert made["longest"][0] == {"group": "rest of the graph", "kernel": "gemm", "count": 1, "us": 100}
 
 
-def test_a_slow_admission_does_not_make_a_rate_faster():
-    """The short answer that is taken off is the quickest of all turns."""
+def answer(seconds, tokens, steps, **more):
+    return {"seconds": seconds, "tokens": tokens, "steps": steps} | more
 
-    def turn(short_s, long_s):
-        answers = [(1.0, 64, 7), (short_s, 64, 7), (long_s, 512, 57)]
-        timed = [{"seconds": s, "tokens": tokens, "steps": steps} for s, tokens, steps in answers]
-        return {"key": "rates-0-treemla-65536-0", "context": 65_536, "backend": "treemla", "timed": timed}
 
-    (rates,) = report.samples([turn(0.6, 1.6), turn(1.61, 1.6)]).values()
-    assert rates == [pytest.approx((448.0, 20.0, 8.96))] * 2
+def turn(backend, *timed):
+    return {"key": f"rates-0-{backend}-65536-0", "context": 65_536, "backend": backend, "timed": list(timed)}
+
+
+@pytest.mark.parametrize(("backend", "rate"), [("treemla", (448.0, 20.0, 8.96)), ("triton", (560.0, 16.0, 8.96))])
+def test_where_admission_varies_it_speaks_against_treemla(backend, rate):
+    """The short answer that is taken off is the quickest of treemla's and the slowest of Triton's."""
+    turns = [turn(backend, answer(short_s, 64, 7), answer(1.6, 512, 57)) for short_s in (0.6, 0.8)]
+    (rates,) = report.samples(turns).values()
+    assert rates == [pytest.approx(rate)] * 2
+
+
+def test_an_answer_is_timed_from_its_first_tokens():
+    timed = answer(3.0, 501, 51, first=answer(2.0, 1, 1))
+    (rates,) = report.samples([turn("treemla", answer(9.0, 64, 7), timed)]).values()
+    assert rates == [pytest.approx((500.0, 20.0, 10.0))]
+
+
+def test_half_a_record_of_a_run_that_was_killed_is_done_again(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"key": "a"}\n{"key": "b", "ti')
+    book = run.Book(path)
+    book.add("c", {})
+    assert list(book.held) == list(run.Book(path).held) == ["a", "c"]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1]", "{}", ""])
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    path = tmp_path / "results.jsonl"
+    path.write_text(f'{{"key": "a"}}\n{line}\n{{"key": "b"}}\n')
+    with pytest.raises(SystemExit, match=r"results\.jsonl:2: expected a record"):
+        run.Book(path)
 
 
 def test_a_trace_without_steps_is_an_error(tmp_path):

@@ -42,12 +42,15 @@ class Engine:
         (self.folder / "plugin.json").write_text("{}")
         self.loop = asyncio.new_event_loop()
         self.noise = random.Random(self.backend)
+        self.token_s = 0.2 if self.backend == "triton" else 0.01
         self.aborted, self.seen = set(), set()
         config = SimpleNamespace(vocab_size=128)
         self.tokenizer_manager = SimpleNamespace(model_config=config, abort_request=self.aborted.add)
 
     def generate(self, input_ids, sampling_params, **_):
-        return [self.answer(ids, sampling_params["max_new_tokens"]) for ids in input_ids]
+        made = [self.answer(ids, sampling_params["max_new_tokens"]) for ids in input_ids]
+        Clock.now_s += len(made) * sampling_params["max_new_tokens"] * self.token_s
+        return made
 
     def answer(self, ids, new_tokens):
         text = random.Random(str(ids[:40]))
@@ -61,7 +64,6 @@ class Engine:
         if self.is_speculative:
             counts = {"steps": steps, "accepted_drafts": 200, "later_children": 100}
             (self.folder / "counts.json").write_text(json.dumps(counts))
-        Clock.now_s += new_tokens / 100
         meta = {
             "output_token_logprobs": [(p, t, None) for p, t in zip(logprobs, tokens, strict=True)],
             "output_top_logprobs": [[(p, t, None), (p - 1, 0, None)] for p, t in zip(logprobs, tokens, strict=True)],
@@ -83,13 +85,22 @@ class Engine:
 
     async def async_generate(self, input_ids, sampling_params, rid=None, stream=False, **_):
         whole = self.answer(input_ids, sampling_params["max_new_tokens"])
-        return self.chunks(whole, rid) if stream else whole
+        if stream:
+            return self.chunks(whole, rid)
+        Clock.now_s += len(whole["output_ids"]) * self.token_s
+        return whole
 
     async def chunks(self, whole, rid):
-        for had in range(1, len(whole["output_ids"]) + 1, 5):
+        """After a second's admission."""
+        Clock.now_s += 1
+        length, before = len(whole["output_ids"]), 0
+        for had in (*range(1, length, 5), length):
             if rid in self.aborted:
                 return
-            yield {"output_ids": whole["output_ids"][:had]}
+            Clock.now_s += (had - before) * self.token_s
+            before = had
+            so_far = {"completion_tokens": had, "spec_verify_ct": -(-had // 3) if self.is_speculative else 0}
+            yield {"output_ids": whole["output_ids"][:had], "meta_info": whole["meta_info"] | so_far}
             await asyncio.sleep(0)
 
     def flush_cache(self):
