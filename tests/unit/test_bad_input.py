@@ -98,6 +98,8 @@ def test_q(q: object, error: type[Exception], message: str) -> None:
         (torch.zeros(50, 24, device="meta"), ValueError, "kv_cache: expected device cpu, got 'meta'"),
         (strided(50, 24, stride=(25, 1)), ValueError, "kv_cache: expected last stride 1 and .* multiples of 8"),
         (strided(50, 24, stride=(1, 50)), ValueError, "kv_cache: expected last stride 1"),
+        (strided(50, 24, stride=(16, 1)), ValueError, "kv_cache: expected rows that do not overlap, 24 elements apart"),
+        (strided(50, 24, stride=(0, 1)), ValueError, "kv_cache: expected rows that do not overlap"),
         (np.zeros((50, 24)), TypeError, "kv_cache: expected a tensor, got ndarray"),
     ],
 )

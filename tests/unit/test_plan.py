@@ -222,6 +222,13 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
         plan.load(schedule(**changed))
 
 
+def test_every_part_has_a_piece_to_look_at() -> None:
+    """A kernel looks at the piece of its part's number before it knows how many there are."""
+    for split in ({}, {"fixed_split_tokens": 4096, "max_context": 4096}):
+        plan = VerifyPlan(SHAPE, 1, "cpu", parts=132, **split)
+        assert len(plan.pieces) >= plan.parts
+
+
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:
     plan = VerifyPlan(SHAPE, 3, "cpu", parts=5)
     again = VerifyPlan.from_tensors(SHAPE, 2, "mma", False, False, *plan.tensors)
