@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 
 JOBS = ("cpu", "gpu", "comment")
 MAY_SKIP = {"comment": {"push", "merge_group"}}  # job: events without it
-TESTS = {"unit": 2000, "static": 20, "sglang": 500, "browser": 60, "gpu-parity": 1600, "gpu-graph": 400}  # least number
+TESTS = {"unit": 2400, "static": 20, "sglang": 500, "browser": 60, "gpu-parity": 1600, "gpu-graph": 400}  # least number
 VERDICTS = ("gate",)  # findings as JSON
 
 

@@ -41,7 +41,7 @@ def add(verbs: Verbs) -> None:
     words = "judge tokens a second of SGLang's Engine that gpu-e2e measured"
     verb = add_verb(verbs, "engine", run_engine, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
     verb.add_argument(
-        "--from", dest="sources", type=Path, nargs="+", default=[E2E], help="one file a session; default: %(default)s"
+        "--from", dest="sources", type=Path, nargs="+", default=[E2E], help=f"one file a session; default: {E2E}"
     )
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.add_argument("--out", type=Path, default=Path("build/engine"), help="folder; default: %(default)s")
@@ -65,7 +65,7 @@ def add(verbs: Verbs) -> None:
 
     verb = add_verb(verbs, "history", run_history, "recorded runs of a case over time, and where they step")
     verb.add_argument("case", help="part of its id")
-    verb.add_argument("--from", dest="sources", type=Path, nargs="+", default=[SESSIONS], help="default: %(default)s")
+    verb.add_argument("--from", dest="sources", type=Path, nargs="+", default=[SESSIONS], help=f"default: {SESSIONS}")
 
     verb = add_verb(verbs, "quarantine", run_quarantine, "list the cases that do not block, or add one")
     verb.add_argument("case", nargs="?", help="add this one")
