@@ -44,7 +44,8 @@ def verify_attention(
     q: [B*T, H, latent + rope], or the pair (q_latent [B*T, H, latent], q_rope [B*T, H, rope]).
     kv_cache: [S, latent + rope] or [S, 1, latent + rope], the tree tokens' rows already written. A row is the key,
     its first `latent` elements are the value. q has the plan's dtype, kv_cache its kv_dtype; last stride 1, other
-    strides multiples of 8 elements (of 16 for float8_e4m3fn), and on a GPU 16-byte aligned.
+    strides multiples of 8 elements (of 16 for float8_e4m3fn), rows of kv_cache not overlapping, and on a GPU 16-byte
+    aligned.
     words: [B*T] int64, bit j of row i: tree token i sees tree token j (itself included, none above); None: a chain.
     plan: after `plan.update` for the same slots.
     sm_scale, k_scale, v_scale: scores are q.k * sm_scale * k_scale, outputs are multiplied by v_scale. With

@@ -220,7 +220,9 @@ class VerifyPlan:
         has_halves = self.path.half_rows(block_rows) > 0 and parts > 1 and not self.fixed_split
         if halved_tiles is None:
             halved_tiles = chosen.halved_tiles if has_halves and block_rows == chosen.block_rows else 0
-        expect_int("halved_tiles", halved_tiles, 0, MAX_CONTEXT if has_halves else 0)
+        expect_int("halved_tiles", halved_tiles, 0, MAX_CONTEXT)
+        rule = f"0 ({self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}: no halves)"
+        expect(has_halves or halved_tiles == 0, "halved_tiles", rule, halved_tiles)
         return cost.Tiling(-(-self.shape.rows // block_rows), block_rows, parts, overhead_tiles, halved_tiles)
 
     def _workspace(self, max_context: int | None) -> tuple[int, int]:

@@ -70,8 +70,8 @@ FIRST_PORT = 31_000
 class Book:
     """results.jsonl: one record a finished piece of work, by its key."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.lock = path, threading.Lock()
+    def __init__(self, path: Path, commit: str | None = None) -> None:
+        self.path, self.commit, self.lock = path, commit, threading.Lock()
         self.held = {}
         if path.exists():
             whole, newline, half = path.read_bytes().rpartition(b"\n")
@@ -81,7 +81,7 @@ class Book:
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         with self.lock:
-            self.held[key] = {"key": key} | record
+            self.held[key] = {"key": key, "where": where(self.commit)} | record
             with self.path.open("a") as file:
                 file.write(json.dumps(self.held[key]) + "\n")
 
@@ -115,7 +115,7 @@ def main() -> int:
         parser.error(f"--resume: expected a results.jsonl, got {given.resume}")
     if given.resume and not results.exists():
         shutil.copyfile(given.resume, results)
-    book = Book(results)
+    book = Book(results, given.commit)
     failures = []
     try:
         failures = perform(stages, book, given)
@@ -234,7 +234,7 @@ def time_in_turns(book: Book, given: argparse.Namespace, start: int, children: d
             continue
         tokens = SLOW.get(context, TIMED) if backend == "triton" else TIMED
         said = children[backend].ask({"do": "rate", "context": context, "tokens": [*tokens]}, TIMING_S)
-        book.add(key, {"backend": backend, "start": start, "where": where(given.commit)} | said)
+        book.add(key, {"backend": backend, "start": start} | said)
         say(f"{key}: {report.rate_of(said['timed'][-1])[0]:.1f} tokens/s, took {said['took_s']:.0f} s")
 
 
@@ -277,9 +277,8 @@ def keep_logs(work: Path, path: Path) -> None:
         return
     with path.open("w") as file:
         for log in logs:
-            print(
-                f"=== {log.parent.name}", *log.read_text(errors="replace").splitlines()[-LOGGED:], sep="\n", file=file
-            )
+            lines = log.read_text(errors="replace").splitlines()[-LOGGED:]
+            print(f"=== {log.parent.name}", *lines, sep="\n", file=file)
 
 
 def build_kernels() -> None:

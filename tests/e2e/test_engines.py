@@ -33,6 +33,4 @@ def test_engines_agree_and_faults_are_noticed(records, what):
 @pytest.mark.parametrize("context", report.BARS)
 def test_treemla_is_faster_by_the_bar(records, context):
     """Of medians over two starts of each Engine, measured in turns."""
-    held = report.samples(records)
-    medians = {backend: report.median_rate(held.get((context, backend), [])) for backend in ("triton", "treemla")}
-    assert medians["treemla"] >= report.BARS[context] * medians["triton"] > 0
+    assert context not in report.missed(records)

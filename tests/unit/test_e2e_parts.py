@@ -91,6 +91,29 @@ def test_an_answer_is_timed_from_its_first_tokens():
     assert rates == [pytest.approx((500.0, 20.0, 10.0))]
 
 
+def timed_at(context, triton_s, treemla_s):
+    """A turn of each backend; seconds of 500 tokens behind the first."""
+    for backend, seconds in (("triton", triton_s), ("treemla", treemla_s)):
+        timed = [answer(9.0, 64, 7), answer(2.0 + seconds, 501, 51, first=answer(2.0, 1, 1))]
+        yield turn(backend, *timed) | {"context": context}
+
+
+def test_a_context_is_missed_where_it_is_below_the_bar_or_was_not_measured():
+    records = [*timed_at(4096, 1.9, 1.0), *timed_at(16_384, 3.4, 1.0), *list(timed_at(65_536, 20.0, 1.0))[1:]]
+    assert report.missed(records) == [16_384, 65_536]
+
+
+@pytest.mark.parametrize("other", [{"treemla": "b" * 40}, {"gpu": "another"}, None])
+def test_rates_of_another_commit_or_machine_or_of_none_that_is_known_are_no_measurements(other, tmp_path, capsys):
+    here = {"gpu": "NVIDIA H200", "driver": "580", "treemla": "a" * 40}
+    turns = [*timed_at(4096, 9.0, 1.0)]
+    wheres = (here, other and here | other)
+    records = [one | {"where": held} for one, held in zip(turns, wheres, strict=True)]
+    assert "rates" in report.write(records, tmp_path)
+    assert "expected records of one GPU, driver and commit" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 def test_half_a_record_of_a_run_that_was_killed_is_done_again(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"key": "a"}\n{"key": "b", "ti')

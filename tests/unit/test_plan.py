@@ -222,6 +222,16 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
         plan.load(schedule(**changed))
 
 
+@pytest.mark.parametrize(
+    "cut",
+    [{"path": "mma"}, {"path": "wgmma", "parts": 1}, {"path": "wgmma", "fixed_split_tokens": 64, "max_context": 64}],
+    ids=str,
+)
+def test_a_plan_without_halves_says_why(cut: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"halved_tiles: expected 0 \(.*: no halves\), got 5"):
+        VerifyPlan(VerifyShape(8, 9), 1, "cpu", halved_tiles=5, **cut)
+
+
 def test_every_part_has_a_piece_to_look_at() -> None:
     """A kernel looks at the piece of its part's number before it knows how many there are."""
     for split in ({}, {"fixed_split_tokens": 4096, "max_context": 4096}):

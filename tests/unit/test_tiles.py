@@ -3,6 +3,7 @@
 import pytest
 
 from treemla.problem import VerifyShape
+from treemla.schedule import MIN_PART_TOKENS
 from treemla.tiles import MMA, PATHS, TILE_TOKENS, WGMMA
 
 
@@ -35,5 +36,7 @@ def test_blocks_cover_all_rows_at_a_height_that_has_a_kernel(path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
-def test_a_kernel_takes_whole_planner_tiles(path) -> None:
-    assert path.tile_tokens % TILE_TOKENS == 0
+def test_the_planner_can_count_in_a_kernel_s_tiles(path) -> None:
+    """It shifts by them, a part's least length is whole tiles, and a fixed split may be one of TILE_TOKENS."""
+    assert path.tile_tokens.bit_count() == 1
+    assert TILE_TOKENS <= path.tile_tokens <= MIN_PART_TOKENS

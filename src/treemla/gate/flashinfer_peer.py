@@ -14,7 +14,7 @@ def load() -> type[Any]:
     """The wrapper class; ImportError says what is missing."""
     from flashinfer.mla import BatchMLAPagedAttentionWrapper
 
-    return BatchMLAPagedAttentionWrapper  # type: ignore[no-any-return]
+    return BatchMLAPagedAttentionWrapper  # type: ignore[no-any-return] # flashinfer is untyped
 
 
 def layers(

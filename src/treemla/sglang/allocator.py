@@ -47,7 +47,7 @@ def stock_class(installed: type[Any]) -> type[Any]:
     return next(kind for kind in installed.__mro__ if not issubclass(kind, Ordered))
 
 
-class Ordered(Stock):  # type: ignore[misc]
+class Ordered(Stock):  # type: ignore[misc] # sglang is untyped
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.need_sort = True
@@ -108,7 +108,7 @@ class OrderedPaged(Ordered):
         return slots
 
 
-class CheckedFrees(Stock):  # type: ignore[misc]
+class CheckedFrees(Stock):  # type: ignore[misc] # as above
     """`protected`, where set, returns the slots that nobody may free now, such as those a radix tree has locked."""
 
     protected: Callable[[], torch.Tensor] | None = None
