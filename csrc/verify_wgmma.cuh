@@ -120,44 +120,47 @@ struct WgProducer {
   }
 
   __device__ void copy_rows(int held, int lane0) {
-    const SourceRow rows[kRowsEach] = {
+    SourceRow rows[kRowsEach] = {
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 4)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 8)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 12)},
     };
-    each_box([&](int box, uint32_t to) {
-      to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
-      const int byte = dim_of_box(box) * 2 + lane % 8 * 16;
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) rows[i].copy((to ^ i % 2 * 64) + i * 512, byte);
+    for (int i = 0; i < kRowsEach; ++i) rows[i].from += lane % 8 * 16;
+    const uint32_t column = warp * kRunRows * 128 + lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+    each_box([&](int dim, uint32_t to, uint32_t) {
+      to += column;
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) rows[i].copy((to ^ i % 2 * 64) + i * 512, dim * 2);
     });
   }
 
   __device__ void copy_run(int slot) {
-    each_box([&](int box, uint32_t to) {
+    each_box([&](int dim, uint32_t to, uint32_t full) {
       if (lane > 0) return;
-      const uint32_t full = base + kFullBarriers + 8 * group.stage;
       barrier_expect_bytes(full, kRunRows * 128);
-      copy_box(to, kv_map, slot, dim_of_box(box), full, evict_first());
+      copy_box(to + warp * kRunRows * 128, kv_map, slot, dim, full, evict_first());
     });
   }
 
-  __device__ static int dim_of_box(int box) { return box == 0 ? kLatentDim : (box - 1) * 64; }
-
-  // copy(box, where the warp's rows of it go) for the boxes of a tile, each when its place is free.
+  // copy(box, where the warp's rows of it go, the barrier of its group) for the boxes of a tile, each when its place is
+  // free. All that a box does besides is in the way of its copies: hence unrolled, with addresses that are carried on.
   template <class Copy>
   __device__ void each_box(const Copy& copy) {
     bool is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
 #pragma unroll 1
-    for (int box = 0; box < kBoxes; ++box) {
-      if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
-      const uint32_t to = base + at.stage * kBoxBytes + warp * kRunRows * 128;
-      at.advance();
-      is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);  // answers while the copies queue
-      copy(box, to);
-      if (box % kGroupBoxes < kGroupBoxes - 1) continue;
-      arrive_after_copies(base + kFullBarriers + 8 * group.stage);
+    for (int first = 0; first < kBoxes; first += kGroupBoxes) {
+      const uint32_t full = base + kFullBarriers + 8 * group.stage;
+#pragma unroll
+      for (int i = 0; i < kGroupBoxes; ++i) {
+        if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
+        const uint32_t to = base + at.stage * kBoxBytes;
+        at.advance();
+        is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);  // answers while the copies queue
+        copy(i == 0 && first == 0 ? kLatentDim : (first - 1) * 64 + i * 64, to, full);
+      }
+      arrive_after_copies(full);
       group.advance();
     }
   }
