@@ -34,6 +34,11 @@ constexpr int kBoxes = 9;              // a tile
 constexpr int kWgTileTokens = 64;
 constexpr int kMaxRingBoxes = 27;      // what there are barriers for, and what the lowest block fits
 constexpr int kGroupBoxes = 3;         // that the scorer waits for at once
+#ifndef INNER
+#define INNER 1
+#endif
+constexpr int kInner = INNER;
+constexpr int kGroupsInFlight = 3;     // that producers ask for at most: more would only queue, before what is due sooner
 constexpr int kRunRows = 16;           // of a tensor copy: a producer warp's rows of a box
 constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
@@ -94,6 +99,7 @@ struct WgProducer {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   RingPosition<Layout::kRing> at;
   RingPosition<Layout::kRingGroups> group;
+  RingPosition<Layout::kRingGroups> landed{Layout::kRingGroups - kGroupsInFlight, 1};  // kGroupsInFlight behind `group`
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
@@ -144,15 +150,17 @@ struct WgProducer {
     });
   }
 
-  // copy(box, where the warp's rows of it go, the barrier of its group) for the boxes of a tile, each when its place is
-  // free. All that a box does besides is in the way of its copies: hence unrolled, with addresses that are carried on.
+  // copy(the box's first dim, where the warp's rows of it go, the barrier of its group) for the boxes of a tile, each when
+  // its place is free and the group kGroupsInFlight before has landed.
   template <class Copy>
   __device__ void each_box(const Copy& copy) {
     bool is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
 #pragma unroll 1
     for (int first = 0; first < kBoxes; first += kGroupBoxes) {
+      barrier_wait(base + kFullBarriers + 8 * landed.stage, landed.parity);
+      landed.advance();
       const uint32_t full = base + kFullBarriers + 8 * group.stage;
-#pragma unroll
+#pragma unroll kInner
       for (int i = 0; i < kGroupBoxes; ++i) {
         if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
         const uint32_t to = base + at.stage * kBoxBytes;
@@ -402,8 +410,8 @@ struct Scorer {
     turn ^= 1;
   }
 
-  // copy_query(piece.request) has been called; next_request: of the piece after this one, or -1.
-  __device__ void run(const Piece piece, int next_request) {
+  // Piece `nth`. copy_query(piece.request) has been called; next_request: of the piece after this one, or -1.
+  __device__ void run(const Piece piece, int nth, int next_request) {
     request = piece.request;
     kv_begin = piece.kv_begin;
     kv_end = piece.kv_end;
@@ -426,11 +434,12 @@ struct Scorer {
       if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
     }
     if (tiles == 0 && next_request >= 0) copy_query(next_request);
-    finish(piece.slot);
+    finish(nth);
   }
 
   // Thread r closes row r. The reference passes to it where the row's final factor then stands.
-  __device__ void finish(int partial_slot) {
+  __device__ void finish(int nth) {
+    const int partial_slot = p.pieces[nth].slot;  // anew: no register holds it meanwhile
     const int rows = p.tree_tokens * p.heads;
     float *warp_sum = warp_values(), *scale = this->scale();
 #pragma unroll
@@ -500,22 +509,27 @@ struct Accumulator {
     barrier_wait(base + kReadyBarrier, turn);
     rescale();
     wgmma_fence();
-    const uint64_t b = operand(base + Layout::kProbs);
-#pragma unroll
-    for (int m = 0; m < kBlocksEach; ++m) {
-      const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
-      wgmma_commit();
-    }
-    release<3>(0);
-    release<2>(1);
+    // Two blocks' products queue at a time. A warp that asks for all four at once is held up until the last is taken in, and
+    // hands the first boxes back no sooner.
+    multiply(0);
+    multiply(1);
+    release<1>(0);
+    multiply(2);
+    release<1>(1);
+    multiply(3);
     release<1>(2);
     release<0>(3);
     __syncwarp();
     if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
     first_stage = stage_of(kBoxes);
+  }
+
+  __device__ void multiply(int m) {
+    const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes), b = operand(base + Layout::kProbs);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
+    wgmma_commit();
   }
 
   template <int pending>
@@ -587,7 +601,7 @@ __device__ __forceinline__ void run_block(
     Scorer<kRowTiles, kKv> scorer{p, shared, base, block};
     if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
     for (int i = pieces.begin; i < pieces.end; ++i)
-      scorer.run(pieces.at(i), i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
+      scorer.run(pieces.at(i), i, i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
   } else {
     claim_registers<kAccumulatorRegisters>();
     Accumulator<kRowTiles, kKv> accumulator{p, shared, base, block};
