@@ -10,6 +10,7 @@
 // and the next tile arrives box by box while this one's values are still in use.
 //
 // With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
+// Of e4m3 rows 12 beside a staged tile, from which a place is filled as soon as it is free.
 //
 // Four warpgroups, each at its own pace:
 //   producer      gathers KV rows, 16 bytes a copy, or, of tokens in consecutive slots, 16 rows a copy; e4m3 rows by way
@@ -61,11 +62,14 @@ struct WgLayout {
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
   static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + 8 + kRows;
   static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
-  // e4m3 boxes on their way: a tile's, or four where Q is large and every box of the ring counts.
-  static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kRows <= 40 ? kBoxes : 4;
+  // e4m3 boxes on their way, up to a tile's: what memory delivers while it is asked. The ring only has to hold what is in use.
+  static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kBoxes;
   static constexpr int kFit = (kEmptyBarriers - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
-  static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
-  static constexpr int kRingGroups = kRing / kGroupBoxes + 1;     // none is filled again before it was waited for
+  // Of e4m3 whole groups: then a group's place says which barrier is its own, and few addresses are computed.
+  static constexpr int kRingFit = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
+  static constexpr int kRing = kKv == KvType::bf16 ? kRingFit : kRingFit / kGroupBoxes * kGroupBoxes;
+  // None is filled again before it was waited for.
+  static constexpr int kRingGroups = kRing / kGroupBoxes + (kKv == KvType::bf16 ? 1 : 0);
   static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
   static constexpr int kQuery = kStaging + kStaged * kStagedBoxBytes;  // [kBoxes][kRows][128 bytes]
   static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
@@ -75,7 +79,7 @@ struct WgLayout {
   static constexpr int kMoved = kWords + kTokens * 8;             // int: the tile's factors are not all 1
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
   static constexpr int kBytes = kWgSharedBytes;
-  static_assert(kTokenOfRow + kRows <= kEmptyBarriers && kRing > kBoxes);
+  static_assert(kQuery + kSideBytes <= kEmptyBarriers && kRing > kBoxes && kStaged <= kBoxes);
   static_assert(4 * kRows * 4 <= kRowBytes);
 };
 
@@ -164,65 +168,74 @@ struct WgProducer {
 };
 
 // Lane l of warp w: rows 32 i + 8 w + l / 4, i < 2, of every box, their 16-byte column l % 4 of e4m3. A thread copies
-// its own bytes to a place of its own, kStaged boxes ahead and across tiles, and moves them from there to the ring,
-// widened: it waits for its copies and for nobody else's.
+// its own bytes to a place of its own, kStaged boxes ahead and across tiles, and moves them from there to the ring, widened:
+// it waits for its copies and for nobody else's. Everything has its answer on the way before it is due: a box's place is
+// looked at and its first bytes are read while the box before is stored.
 template <class Layout>
 struct WgFp8Producer {
-  static constexpr int kRowsEach = 2;
+  static constexpr int kRowsEach = 2, kStaged = Layout::kStaged;
   const VerifyParams& p;
   const uint32_t base;  // shared address
   const int64_t row_of_0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  RingPosition<Layout::kRing> at;
   RingPosition<Layout::kRingGroups> group;
+
+  __device__ uint32_t empty(int box) const { return base + kEmptyBarriers + 8 * (kGroupBoxes * group.stage + box); }
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
+    if (tiles == 0) return;
     const SlotReader slots(p, piece, row_of_0);
     const int token = lane / 8 % 2 * 32 + 8 * warp + lane % 8;
-    int slot = slots.load(token);  // lane l: of this warp's row l % 16 of the tile whose copies are due next
+    int slot = slots.load(token);  // lane l: of this warp's row l % 16 of the tile whose rows are due next
     const Visible visible(p, piece.request);
-    int tile = 0, box = 0;  // to copy next
     const char* rows[kRowsEach];
-    auto copy_box = [&](uint32_t to) {
-      if (tile < tiles) {
-        if (box == 0) {
-          if (!visible.has(piece.kv_begin + tile * kWgTileTokens + token)) slot = kNoSlot;
+    auto turn_to = [&](int tile) {
+      if (!visible.has(piece.kv_begin + tile * kWgTileTokens + token)) slot = kNoSlot;
 #pragma unroll
-          for (int i = 0; i < kRowsEach; ++i)
-            rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
-          slot = slots.load((tile + 1) * kWgTileTokens + token);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowsEach; ++i)
-          copy_16_bytes(to + i * kStagedBoxBytes / 2, rows[i] + (box == 0 ? kLatentDim : (box - 1) * 64), true, evict_first());
-        if (++box == kBoxes) box = 0, ++tile;
-      }
-      commit_copies();  // of nothing, behind the piece: a group a box
+      for (int i = 0; i < kRowsEach; ++i)
+        rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
+      slot = slots.load((tile + 1) * kWgTileTokens + token);
     };
     const uint32_t mine = base + Layout::kStaging + threadIdx.x * 16;
+    const uint32_t to = base + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;  // in the ring's first box
+    turn_to(0);
+#pragma unroll
+    for (int box = 0; box < kStaged; ++box) copy_box(box, mine + box * kStagedBoxBytes, rows);
+    wait_copies_but<kStaged - 1>();
+    uint4 first = load_shared_16_bytes(mine);
+    bool is_free = barrier_test(empty(0), group.parity ^ 1);
+    int staged = 0;
 #pragma unroll 1
-    for (int i = 0; i < Layout::kStaged; ++i) copy_box(mine + i * kStagedBoxBytes);
-    RingPosition<Layout::kStaged> staged;
-#pragma unroll 1
-    for (int left = tiles * kBoxes; left > 0; --left, staged.advance()) {
-      const uint32_t from = mine + staged.stage * kStagedBoxBytes;
-      wait_copies_but<Layout::kStaged - 1>();
-      store_box(load_shared_16_bytes(from), load_shared_16_bytes(from + kStagedBoxBytes / 2));
-      if (left % kGroupBoxes == 1) {
-        barrier_arrive(base + kFullBarriers + 8 * group.stage);
-        group.advance();
+    for (int tile = 0; tile < tiles; ++tile) {
+      const bool is_last = tile + 1 == tiles;
+      if (kStaged == kBoxes) staged = 0;  // as it is: so that the compiler knows
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        const int nth = box % kGroupBoxes, next = staged + 1 < kStaged ? staged + 1 : 0;
+        const uint4 second = load_shared_16_bytes(mine + staged * kStagedBoxBytes + kStagedBoxBytes / 2);
+        if (!is_free) barrier_wait(empty(nth), group.parity ^ 1);
+        const uint32_t place = to + group.stage * (kGroupBoxes * kBoxBytes), full = base + kFullBarriers + 8 * group.stage;
+        if (nth == kGroupBoxes - 1) group.advance();
+        is_free = barrier_test(empty((nth + 1) % kGroupBoxes), group.parity ^ 1);
+        store_widened(place + nth * kBoxBytes, (place ^ 16) + nth * kBoxBytes, first);
+        wait_copies_but<kStaged - 2>();
+        first = load_shared_16_bytes(mine + next * kStagedBoxBytes);  // behind the last box: nobody's
+        store_widened(place + nth * kBoxBytes + kBoxBytes / 2, (place ^ 16) + nth * kBoxBytes + kBoxBytes / 2, second);
+        if (nth == kGroupBoxes - 1) barrier_arrive(full);
+        if (box + kStaged == kBoxes && !is_last) turn_to(tile + 1);
+        if (box + kStaged < kBoxes || !is_last) copy_box((box + kStaged) % kBoxes, mine + staged * kStagedBoxBytes, rows);
+        else commit_copies();  // of nothing: a group a box
+        staged = next;
       }
-      copy_box(from);
     }
   }
 
-  __device__ void store_box(const uint4& first, const uint4& second) {
-    barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
-    const uint32_t to = base + at.stage * kBoxBytes + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;
-    store_widened(to, to ^ 16, first);
-    store_widened(to + kBoxBytes / 2, (to ^ 16) + kBoxBytes / 2, second);
-    at.advance();
+  __device__ static void copy_box(int box, uint32_t to, const char* const (&rows)[kRowsEach]) {
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i)
+      copy_16_bytes(to + i * kStagedBoxBytes / 2, rows[i] + (box == 0 ? kLatentDim : (box - 1) * 64), true, evict_first());
+    commit_copies();
   }
 };
 
@@ -295,9 +308,9 @@ struct Scorer {
     if (lane == 0) barrier_arrive(base + kEmptyBarriers + 8 * stage);
   }
 
-  // Probabilities of a tile, relative to each row's reference: its maximum over the first tile, moved where scores rise
-  // far above it. A common tile needs one vote of the warpgroup for that, no reduction over lanes and warps and no rescale
-  // of the outputs. Sums and bf16 probabilities lose nothing by a factor of up to 2^kHeadroom.
+  // Probabilities of a tile, relative to each row's reference: its maximum over the first tile moved where
+  // scores rise far above it. A common tile needs one vote of the warpgroup for that, no reduction over lanes and warps and no rescale
+  // of the outputs. Sums and probabilities lose nothing by a factor of up to 2^kHeadroom.
   __device__ void softmax(float (&s)[4 * kRowTiles], int tile) {
     const int token = kv_begin + tile * kWgTileTokens + 16 * warp + group;
     if (kv_begin + (tile + 1) * kWgTileTokens > min(committed, kv_end)) hide(s, token);
@@ -387,7 +400,10 @@ struct Scorer {
     const uint32_t probs = base + Layout::kProbs + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
     for (int n = 0; n < kRowTiles; n += 2) {
-      const auto pair_of = [&](int i) { return bf16_pair(s[4 * n + 2 * i], s[4 * n + 2 * i + 1]); };
+      const auto pair_of = [&](int i) {
+        const float x = s[4 * n + 2 * i], y = s[4 * n + 2 * i + 1];
+        return bf16_pair(x, y);
+      };
       if (n + 1 < kRowTiles) stmatrix_x4_trans(probs + n * 1024, {pair_of(0), pair_of(1), pair_of(2), pair_of(3)});
       else stmatrix_x2_trans(probs + n * 1024, pair_of(0), pair_of(1));
     }
@@ -502,7 +518,7 @@ struct Accumulator {
     for (int m = 0; m < kBlocksEach; ++m) {
       const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
+      for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 2,048 bytes
       wgmma_commit();
     }
     release<3>(0);
@@ -576,8 +592,16 @@ __device__ __forceinline__ void run_block(
     const auto produce = [&](auto producer) {
       for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     };
-    if constexpr (kKv == KvType::bf16) produce(WgProducer<Layout>{p, kv_map, base, pieces.row_of_0});
-    else produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
+    if constexpr (kKv == KvType::bf16) {
+      produce(WgProducer<Layout>{p, kv_map, base, pieces.row_of_0});
+    } else if (pieces.begin < pieces.end) {
+      WgFp8Producer<Layout> producer{p, base, pieces.row_of_0};
+      Piece piece = pieces.at(pieces.begin);  // the guess takes no registers in the loop
+      for (int i = pieces.begin; i < pieces.end; ++i) {
+        producer.run(piece);
+        if (i + 1 < pieces.end) piece = p.pieces[i + 1];
+      }
+    }
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
