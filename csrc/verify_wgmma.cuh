@@ -197,7 +197,7 @@ struct WgFp8Producer {
         rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
       slot = slots.load((tile + 1) * kWgTileTokens + token);
     };
-    const uint32_t mine = base + Layout::kStaging + threadIdx.x * 16;
+    const uint32_t mine = in_register(base + Layout::kStaging + threadIdx.x * 16);
     const uint32_t to = base + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;  // in the ring's first box
     turn_to(0);
 #pragma unroll
