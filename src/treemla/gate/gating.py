@@ -1,7 +1,8 @@
 """`treemla gate` and `treemla selfcheck`: from a base and a GPU to findings."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,17 @@ def this_machine(commit: str | None) -> Here:
     gauge = nvml.attach(uuid)
     hygiene.expect_whole(gauge)
     return Here(where, gauge, uuid)
+
+
+@contextmanager
+def alone_on_gpu(wait_s: float) -> Iterator[None]:
+    """Hold the current GPU's lease, as the gate does, while this process measures. InvalidEnvironment without a GPU that
+    runs the kernels, or where another holds or shares it for longer than `wait_s`.
+    """
+    if problem := gpu_problem():
+        raise InvalidEnvironment(problem)
+    with hygiene.lease(machine.gpu_uuid(), wait_s):
+        yield
 
 
 class Look:
