@@ -8,7 +8,7 @@ import pytest
 from fake_sides import HERE
 
 from treemla import tiles
-from treemla.gate import check, cli, doctor, gating, hygiene, layers
+from treemla.gate import check, cli, doctor, gating, hygiene, layers, verbs
 from treemla.gate.baseline import BrokenBaseline
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
@@ -286,6 +286,12 @@ def test_a_verb_that_measures_has_the_gpu_alone(monkeypatch, tmp_path, capsys, v
         assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
     assert measured == [] and "held by a test suite" in capsys.readouterr().out
     assert cli.main(arguments) == Exit.PASS and measured == [verb]
+
+
+def test_check_gates_where_there_is_a_gpu():
+    gate = layers.LAYERS["gate"]
+    assert gate.command == ("treemla", "gate") and "gpu" in gate.needs
+    assert gate.results == str(verbs.SESSIONS) and layers.LAYERS["gpu-perf"].results == "build/gpu-perf.jsonl"
 
 
 def test_the_module_runs_as_a_command():
