@@ -79,6 +79,7 @@ def test_no_change_passes_after_three_processes_and_says_what_would_be_noticed(g
     machine = Machine(US)
     code, made, said = gate(machine)
     assert code == Exit.PASS and finding(made)["data"]["processes"] == 3
+    assert f"machine class {FINGERPRINT}, start aaaaaaaaaaaa" in said  # what bless asks for, and tells apart
     assert "Detectable today: +" in said and said.strip().splitlines()[-1].startswith("gate: PASS")
 
 

@@ -190,9 +190,11 @@ def notes(taken: Mapping[str, pairs.Taken], here: Here) -> tuple[str, ...]:
     dropped = sum(launch.dropped for held in taken.values() for launch in held.launches)
     rounds = sum(pairs.ROUNDS for held in taken.values() for _ in held.launches)
     watched = f"{dropped} of {rounds} rounds dropped" if here.gauge else f"clocks were not watched: {nvml.REMEDY}"
+    where = here.where
+    machine_said = f"machine class {where.fingerprint}, start {where.start}"
     return (
         f"Detectable today: {percent(least)} in the noisiest case." if least is not None else "Nothing was measured.",
-        f"{here.where.gpu}, driver {here.where.driver}, torch {here.where.torch}, machine class {here.where.fingerprint}; {watched}.",
+        f"{where.gpu}, driver {where.driver}, torch {where.torch}, {machine_said}; {watched}.",
     )
 
 
