@@ -90,8 +90,8 @@ struct WgLayout {
 // 16 w + 4 i + l / 8, i < 4, by lane l, their 16-byte column l % 8. A tensor copy takes no turn of the load and store
 // unit, whose queue is what the gather waits in when several row blocks read a tile from L2 (docs/kernel.md).
 //
-// kUnrolled boxes are one piece of code. Straight code asks for a box in half the time, 150 clocks for 350, which is what several
-// row blocks need, whose tiles come from L2; in a short step it is as long as it takes to fetch the code.
+// kUnrolled boxes are one piece of code. Straight code asks for a box sooner, which is what several row blocks need, whose tiles
+// come from L2; a short step of one block takes as long as its code takes to arrive, and is quicker with a third of it.
 template <class Layout, int kUnrolled>
 struct WgProducer {
   static constexpr int kRowsEach = 4;
@@ -610,8 +610,9 @@ __device__ __forceinline__ void run_block(
     const auto produce = [&](auto producer) {
       for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     };
-    if constexpr (kKv == KvType::bf16) produce(WgProducer<Layout, kHalves ? 1 : kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
-    else produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
+    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
+    else if (kHalves && gridDim.x == 1) produce(WgProducer<Layout, 1>{p, kv_map, base, pieces.row_of_0});
+    else produce(WgProducer<Layout, kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();

@@ -29,6 +29,7 @@ class KernelResources:
     local_accesses: int  # LDL and STL instructions: a spill or an array in local memory, whatever the log says
     instructions: int
     narrow_copies: int = 0  # cp.async of fewer than 16 bytes
+    illegal_instructions: int = 0  # that the compiler made and no GPU executes
     loops: tuple[dict[str, int], ...] = ()  # of each role that uses the tensor cores: instructions by class
 
 
@@ -67,6 +68,7 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
             local_accesses=sass.mix(code[name])["local"],
             instructions=len(code[name]),
             narrow_copies=sass.mix(code[name])["cp.async less"],
+            illegal_instructions=sum(instruction.is_illegal for instruction in code[name]),
             loops=tuple(sass.mix(loop) for loop in sass.tensor_loops(code[name])),
         )
         for name in sorted(usage)
@@ -89,6 +91,8 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
             found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
         if kernel.narrow_copies:
             found.append(f"{kernel.name}: {kernel.narrow_copies} copies of fewer than 16 bytes")
+        if kernel.illegal_instructions:
+            found.append(f"{kernel.name}: {kernel.illegal_instructions} instructions that no GPU executes")
         expected_registers = verify_kernels.get(kernel.name, kernel.registers)
         if kernel.registers != expected_registers:
             # its warps trade registers, and their claims assume what one CTA a multiprocessor is launched with
