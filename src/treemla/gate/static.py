@@ -83,16 +83,14 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
     for kernel in kernels:
         if kernel.name not in expected:
             found.append(f"{kernel.name}: not one of the target's kernel_names")
-        if kernel.spill_bytes:
-            found.append(f"{kernel.name}: spills {kernel.spill_bytes} bytes")
-        if kernel.stack_bytes:
-            found.append(f"{kernel.name}: {kernel.stack_bytes} bytes of stack")
-        if kernel.local_accesses:
-            found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
-        if kernel.narrow_copies:
-            found.append(f"{kernel.name}: {kernel.narrow_copies} copies of fewer than 16 bytes")
-        if kernel.illegal_instructions:
-            found.append(f"{kernel.name}: {kernel.illegal_instructions} instructions that no GPU executes")
+        faults = (
+            (kernel.spill_bytes, "spills {} bytes"),
+            (kernel.stack_bytes, "{} bytes of stack"),
+            (kernel.local_accesses, "{} local memory instructions"),
+            (kernel.narrow_copies, "{} copies of fewer than 16 bytes"),
+            (kernel.illegal_instructions, "{} instructions that no GPU executes"),
+        )
+        found += [f"{kernel.name}: {said.format(count)}" for count, said in faults if count]
         expected_registers = verify_kernels.get(kernel.name, kernel.registers)
         if kernel.registers != expected_registers:
             # its warps trade registers, and their claims assume what one CTA a multiprocessor is launched with
