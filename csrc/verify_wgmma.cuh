@@ -10,6 +10,7 @@
 // and the next tile arrives box by box while this one's values are still in use.
 //
 // With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
+// Of e4m3 rows 12 beside a staged tile, from which a place is filled as soon as it is free.
 //
 // Four warpgroups, each at its own pace:
 //   producer      gathers KV rows, 16 bytes a copy, or, of tokens in consecutive slots, 16 rows a copy; e4m3 rows by way
@@ -34,6 +35,7 @@ constexpr int kBoxes = 9;              // a tile
 constexpr int kWgTileTokens = 64;
 constexpr int kMaxRingBoxes = 27;      // what there are barriers for, and what the lowest block fits
 constexpr int kGroupBoxes = 3;         // that the scorer waits for at once
+constexpr int kGroupsInFlight = 3;     // that producers ask for at most: more would only queue, before what is due sooner
 constexpr int kRunRows = 16;           // of a tensor copy: a producer warp's rows of a box
 constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
@@ -61,11 +63,14 @@ struct WgLayout {
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
   static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + 8 + kRows;
   static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
-  // e4m3 boxes on their way: a tile's, or four where Q is large and every box of the ring counts.
-  static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kRows <= 40 ? kBoxes : 4;
+  // e4m3 boxes on their way, a tile's: what memory delivers while it is asked. The ring only has to hold what is in use.
+  static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kBoxes;
   static constexpr int kFit = (kEmptyBarriers - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
-  static constexpr int kRing = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
-  static constexpr int kRingGroups = kRing / kGroupBoxes + 1;     // none is filled again before it was waited for
+  // Of e4m3 whole groups: then a group's place says which barrier is its own, and few addresses are computed.
+  static constexpr int kRingFit = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
+  static constexpr int kRing = kKv == KvType::bf16 ? kRingFit : kRingFit / kGroupBoxes * kGroupBoxes;
+  // None is filled again before it was waited for.
+  static constexpr int kRingGroups = kRing / kGroupBoxes + (kKv == KvType::bf16 ? 1 : 0);
   static constexpr int kStaging = kRing * kBoxBytes;              // [kStaged][2][128 threads][16 bytes]
   static constexpr int kQuery = kStaging + kStaged * kStagedBoxBytes;  // [kBoxes][kRows][128 bytes]
   static constexpr int kProbs = kQuery + kBoxes * kRowBytes;      // [kRows][128 bytes]
@@ -75,7 +80,7 @@ struct WgLayout {
   static constexpr int kMoved = kWords + kTokens * 8;             // int: the tile's factors are not all 1
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
   static constexpr int kBytes = kWgSharedBytes;
-  static_assert(kTokenOfRow + kRows <= kEmptyBarriers && kRing > kBoxes);
+  static_assert(kQuery + kSideBytes <= kEmptyBarriers && kRing > kBoxes);
   static_assert(4 * kRows * 4 <= kRowBytes);
 };
 
@@ -84,7 +89,10 @@ struct WgLayout {
 // Warp w copies rows 16 w .. 16 w + 15 of every box: where their slots are consecutive by one tensor copy, elsewhere rows
 // 16 w + 4 i + l / 8, i < 4, by lane l, their 16-byte column l % 8. A tensor copy takes no turn of the load and store
 // unit, whose queue is what the gather waits in when several row blocks read a tile from L2 (docs/kernel.md).
-template <class Layout>
+//
+// kUnrolled boxes are one piece of code. Straight code asks for a box sooner, which is what several row blocks need, whose tiles
+// come from L2; a short step of one block takes as long as its code takes to arrive, and is quicker with a third of it.
+template <class Layout, int kUnrolled>
 struct WgProducer {
   static constexpr int kRowsEach = 4;
   const VerifyParams& p;
@@ -94,6 +102,7 @@ struct WgProducer {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   RingPosition<Layout::kRing> at;
   RingPosition<Layout::kRingGroups> group;
+  RingPosition<Layout::kRingGroups> landed{Layout::kRingGroups - kGroupsInFlight, 1};  // kGroupsInFlight behind `group`
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
@@ -120,52 +129,58 @@ struct WgProducer {
   }
 
   __device__ void copy_rows(int held, int lane0) {
-    const SourceRow rows[kRowsEach] = {
+    SourceRow rows[kRowsEach] = {
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 4)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 8)},
         {p, __shfl_sync(0xffffffffu, held, lane0 + lane / 8 + 12)},
     };
-    each_box([&](int box, uint32_t to) {
-      to += lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
-      const int byte = dim_of_box(box) * 2 + lane % 8 * 16;
 #pragma unroll
-      for (int i = 0; i < kRowsEach; ++i) rows[i].copy((to ^ i % 2 * 64) + i * 512, byte);
+    for (int i = 0; i < kRowsEach; ++i) rows[i].from += lane % 8 * 16;
+    const uint32_t column = warp * kRunRows * 128 + lane / 8 * 128 + (lane % 8 ^ lane / 8) * 16;
+    each_box([&](int dim, uint32_t to, uint32_t) {
+      to += column;
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) rows[i].copy((to ^ i % 2 * 64) + i * 512, dim * 2);
     });
   }
 
   __device__ void copy_run(int slot) {
-    each_box([&](int box, uint32_t to) {
+    each_box([&](int dim, uint32_t to, uint32_t full) {
       if (lane > 0) return;
-      const uint32_t full = base + kFullBarriers + 8 * group.stage;
       barrier_expect_bytes(full, kRunRows * 128);
-      copy_box(to, kv_map, slot, dim_of_box(box), full, evict_first());
+      copy_box(to + warp * kRunRows * 128, kv_map, slot, dim, full, evict_first());
     });
   }
 
-  __device__ static int dim_of_box(int box) { return box == 0 ? kLatentDim : (box - 1) * 64; }
-
-  // copy(box, where the warp's rows of it go) for the boxes of a tile, each when its place is free.
+  // copy(the box's first dim, where the warp's rows of it go, the barrier of its group) for the boxes of a tile, each when
+  // its place is free and the group kGroupsInFlight before has landed.
   template <class Copy>
   __device__ void each_box(const Copy& copy) {
     bool is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
 #pragma unroll 1
-    for (int box = 0; box < kBoxes; ++box) {
-      if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
-      const uint32_t to = base + at.stage * kBoxBytes + warp * kRunRows * 128;
-      at.advance();
-      is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);  // answers while the copies queue
-      copy(box, to);
-      if (box % kGroupBoxes < kGroupBoxes - 1) continue;
-      arrive_after_copies(base + kFullBarriers + 8 * group.stage);
+    for (int first = 0; first < kBoxes; first += kGroupBoxes) {
+      barrier_wait(base + kFullBarriers + 8 * landed.stage, landed.parity);
+      landed.advance();
+      const uint32_t full = base + kFullBarriers + 8 * group.stage;
+#pragma unroll kUnrolled
+      for (int i = 0; i < kGroupBoxes; ++i) {
+        if (!is_free) barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
+        const uint32_t to = base + at.stage * kBoxBytes;
+        at.advance();
+        is_free = barrier_test(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);  // answers while the copies queue
+        copy(i == 0 && first == 0 ? kLatentDim : (first - 1) * 64 + i * 64, to, full);
+      }
+      arrive_after_copies(full);
       group.advance();
     }
   }
 };
 
 // Lane l of warp w: rows 32 i + 8 w + l / 4, i < 2, of every box, their 16-byte column l % 4 of e4m3. A thread copies
-// its own bytes to a place of its own, kStaged boxes ahead and across tiles, and moves them from there to the ring,
-// widened: it waits for its copies and for nobody else's.
+// its own bytes to a place of its own, kStaged boxes ahead and across tiles, and moves them from there to the ring, widened:
+// it waits for its copies and for nobody else's. Everything has its answer on the way before it is due: a box's place is
+// looked at and its first bytes are read while the box before is stored.
 template <class Layout>
 struct WgFp8Producer {
   static constexpr int kRowsEach = 2;
@@ -173,56 +188,68 @@ struct WgFp8Producer {
   const uint32_t base;  // shared address
   const int64_t row_of_0;
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  RingPosition<Layout::kRing> at;
+  const uint32_t mine = in_register(base + Layout::kStaging + threadIdx.x * 16);
+  const uint32_t to = base + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;  // in the ring's first box
+  const char* rows[kRowsEach];
   RingPosition<Layout::kRingGroups> group;
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
+    if (tiles == 0) return;
     const SlotReader slots(p, piece, row_of_0);
     const int token = lane / 8 % 2 * 32 + 8 * warp + lane % 8;
-    int slot = slots.load(token);  // lane l: of this warp's row l % 16 of the tile whose copies are due next
+    int slot = slots.load(token);  // lane l: of this warp's row l % 16 of the tile whose rows are due next
     const Visible visible(p, piece.request);
-    int tile = 0, box = 0;  // to copy next
-    const char* rows[kRowsEach];
-    auto copy_box = [&](uint32_t to) {
-      if (tile < tiles) {
-        if (box == 0) {
-          if (!visible.has(piece.kv_begin + tile * kWgTileTokens + token)) slot = kNoSlot;
+    const auto turn_to = [&](int tile) {
+      if (!visible.has(piece.kv_begin + tile * kWgTileTokens + token)) slot = kNoSlot;
 #pragma unroll
-          for (int i = 0; i < kRowsEach; ++i)
-            rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
-          slot = slots.load((tile + 1) * kWgTileTokens + token);
-        }
-#pragma unroll
-        for (int i = 0; i < kRowsEach; ++i)
-          copy_16_bytes(to + i * kStagedBoxBytes / 2, rows[i] + (box == 0 ? kLatentDim : (box - 1) * 64), true, evict_first());
-        if (++box == kBoxes) box = 0, ++tile;
-      }
-      commit_copies();  // of nothing, behind the piece: a group a box
+      for (int i = 0; i < kRowsEach; ++i)
+        rows[i] = fp8_row(p, __shfl_sync(0xffffffffu, slot, 8 * i + lane / 4)) + lane % 4 * 16;
+      slot = slots.load((tile + 1) * kWgTileTokens + token);
     };
-    const uint32_t mine = base + Layout::kStaging + threadIdx.x * 16;
+    turn_to(0);
 #pragma unroll 1
-    for (int i = 0; i < Layout::kStaged; ++i) copy_box(mine + i * kStagedBoxBytes);
-    RingPosition<Layout::kStaged> staged;
+    for (int box = 0; box < kBoxes; ++box) copy_box(mine + box * kStagedBoxBytes, box == 0 ? kLatentDim : (box - 1) * 64);
+    wait_copies_but<kBoxes - 1>();
+    uint4 half = load_shared_16_bytes(mine);
+    bool is_free = barrier_test(empty(0), group.parity ^ 1);
 #pragma unroll 1
-    for (int left = tiles * kBoxes; left > 0; --left, staged.advance()) {
-      const uint32_t from = mine + staged.stage * kStagedBoxBytes;
-      wait_copies_but<Layout::kStaged - 1>();
-      store_box(load_shared_16_bytes(from), load_shared_16_bytes(from + kStagedBoxBytes / 2));
-      if (left % kGroupBoxes == 1) {
-        barrier_arrive(base + kFullBarriers + 8 * group.stage);
-        group.advance();
-      }
-      copy_box(from);
+    for (int tile = 0; tile < tiles; ++tile) {
+      const bool is_last = tile + 1 == tiles;
+      if (!is_last) turn_to(tile + 1);
+#pragma unroll 1
+      for (int first = 0; first < kBoxes; first += kGroupBoxes) store_group(first, is_last, half, is_free);
     }
   }
 
-  __device__ void store_box(const uint4& first, const uint4& second) {
-    barrier_wait(base + kEmptyBarriers + 8 * at.stage, at.parity ^ 1);
-    const uint32_t to = base + at.stage * kBoxBytes + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;
-    store_widened(to, to ^ 16, first);
-    store_widened(to + kBoxBytes / 2, (to ^ 16) + kBoxBytes / 2, second);
-    at.advance();
+  // Moves three staged boxes to the ring and has the next tile's take their places. half, is_free: the next box's first half,
+  // read, and its place, looked at, while the one before is stored; behind the last box nobody's.
+  __device__ void store_group(int first, bool is_last, uint4& half, bool& is_free) {
+#pragma unroll
+    for (int i = 0; i < kGroupBoxes; ++i) {
+      const uint32_t from = mine + (first + i) * kStagedBoxBytes;
+      const uint32_t next = first + i == kBoxes - 1 ? mine : from + kStagedBoxBytes;
+      const uint4 second = load_shared_16_bytes(from + kStagedBoxBytes / 2);
+      if (!is_free) barrier_wait(empty(i), group.parity ^ 1);
+      const uint32_t place = to + (kGroupBoxes * group.stage + i) * kBoxBytes, full = base + kFullBarriers + 8 * group.stage;
+      if (i == kGroupBoxes - 1) group.advance();
+      is_free = barrier_test(empty((i + 1) % kGroupBoxes), group.parity ^ 1);
+      store_widened(place, place ^ 16, half);
+      wait_copies_but<kBoxes - 2>();
+      half = load_shared_16_bytes(next);
+      store_widened(place + kBoxBytes / 2, (place ^ 16) + kBoxBytes / 2, second);
+      if (i == kGroupBoxes - 1) barrier_arrive(full);
+      if (!is_last) copy_box(from, first + i == 0 ? kLatentDim : (first + i - 1) * 64);
+      else commit_copies();  // of nothing: a group a box
+    }
+  }
+
+  __device__ uint32_t empty(int nth) const { return base + kEmptyBarriers + 8 * (kGroupBoxes * group.stage + nth); }
+
+  __device__ void copy_box(uint32_t staged, int dim) const {
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) copy_16_bytes(staged + i * kStagedBoxBytes / 2, rows[i] + dim, true, evict_first());
+    commit_copies();
   }
 };
 
@@ -399,8 +426,8 @@ struct Scorer {
     turn ^= 1;
   }
 
-  // copy_query(piece.request) has been called; next_request: of the piece after this one, or -1.
-  __device__ void run(const Piece piece, int next_request) {
+  // Piece `nth`. copy_query(piece.request) has been called; next_request: of the piece after this one, or -1.
+  __device__ void run(const Piece piece, int nth, int next_request) {
     request = piece.request;
     kv_begin = piece.kv_begin;
     kv_end = piece.kv_end;
@@ -423,11 +450,12 @@ struct Scorer {
       if (tile == tiles - 1 && next_request >= 0) copy_query(next_request);
     }
     if (tiles == 0 && next_request >= 0) copy_query(next_request);
-    finish(piece.slot);
+    finish(nth);
   }
 
   // Thread r closes row r. The reference passes to it where the row's final factor then stands.
-  __device__ void finish(int partial_slot) {
+  __device__ void finish(int nth) {
+    const int partial_slot = p.pieces[nth].slot;  // anew: no register holds it meanwhile
     const int rows = p.tree_tokens * p.heads;
     float *warp_sum = warp_values(), *scale = this->scale();
 #pragma unroll
@@ -443,12 +471,13 @@ struct Scorer {
         if (warp == 0) *reinterpret_cast<float2*>(scale + row) = make_float2(reference[2 * n], reference[2 * n + 1]);
       }
     together();
-    if (thread < block.held) {
-      const float sum = (warp_sum[thread] + warp_sum[kRows + thread]) + (warp_sum[2 * kRows + thread] + warp_sum[3 * kRows + thread]);
-      const float lse = sum == 0.f ? -INFINITY : scale[thread] + log2f(sum);
-      scale[thread] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
-      if (partial_slot != kDirect) p.partial_lse[block.partial_row(partial_slot) + thread] = lse;
-      else if (row0 + thread < rows) p.lse[int64_t(request) * rows + row0 + thread] = lse * kLn2;
+    const int row = thread_again() % 128;
+    if (row < block.held) {
+      const float sum = (warp_sum[row] + warp_sum[kRows + row]) + (warp_sum[2 * kRows + row] + warp_sum[3 * kRows + row]);
+      const float lse = sum == 0.f ? -INFINITY : scale[row] + log2f(sum);
+      scale[row] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
+      if (partial_slot != kDirect) p.partial_lse[block.partial_row(partial_slot) + row] = lse;
+      else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
     }
     hand_over();
   }
@@ -497,22 +526,27 @@ struct Accumulator {
     barrier_wait(base + kReadyBarrier, turn);
     rescale();
     wgmma_fence();
-    const uint64_t b = operand(base + Layout::kProbs);
-#pragma unroll
-    for (int m = 0; m < kBlocksEach; ++m) {
-      const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
-      wgmma_commit();
-    }
-    release<3>(0);
-    release<2>(1);
+    // Two blocks' products queue at a time. A warp that asks for all four at once is held up until the last is taken in, and
+    // hands the first boxes back no sooner.
+    multiply(0);
+    multiply(1);
+    release<1>(0);
+    multiply(2);
+    release<1>(1);
+    multiply(3);
     release<1>(2);
     release<0>(3);
     __syncwarp();
     if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
     first_stage = stage_of(kBoxes);
+  }
+
+  __device__ void multiply(int m) {
+    const uint64_t a = operand(base + stage_of(1 + latent_box(m)) * kBoxBytes), b = operand(base + Layout::kProbs);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma<kRowTiles, 1>(o[m], a + 128 * k, b + 2 * k, true);  // 16 tokens are 2,048 bytes
+    wgmma_commit();
   }
 
   template <int pending>
@@ -565,7 +599,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
   }
 }
 
-template <int kRowTiles, KvType kKv>
+template <int kRowTiles, KvType kKv, bool kHalves>
 __device__ __forceinline__ void run_block(
     const VerifyParams& p, const TensorMap* kv_map, char* shared, const PartPieces& pieces, const RowBlock& block) {
   using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
@@ -576,15 +610,16 @@ __device__ __forceinline__ void run_block(
     const auto produce = [&](auto producer) {
       for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
     };
-    if constexpr (kKv == KvType::bf16) produce(WgProducer<Layout>{p, kv_map, base, pieces.row_of_0});
-    else produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
+    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
+    else if (kHalves && gridDim.x == 1) produce(WgProducer<Layout, 1>{p, kv_map, base, pieces.row_of_0});
+    else produce(WgProducer<Layout, kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
     Scorer<kRowTiles, kKv> scorer{p, shared, base, block};
     if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
     for (int i = pieces.begin; i < pieces.end; ++i)
-      scorer.run(pieces.at(i), i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
+      scorer.run(pieces.at(i), i, i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
   } else {
     claim_registers<kAccumulatorRegisters>();
     Accumulator<kRowTiles, kKv> accumulator{p, shared, base, block};
@@ -602,17 +637,17 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const Tensor
   wait_for_dependency();
   allow_dependents();
   if constexpr (!kHalves) {
-    run_block<kRowTiles, kKv>(p, kv_map, shared, PartPieces(p, blockIdx.y), RowBlock(kRowTiles * kRowTile));
+    run_block<kRowTiles, kKv, kHalves>(p, kv_map, shared, PartPieces(p, blockIdx.y), RowBlock(kRowTiles * kRowTile));
   } else {
     constexpr int kHalfTiles = (kRowTiles + 1) / 2;
     const bool halved = *p.halved;
     const PartPieces whole(p, blockIdx.y), half(p, blockIdx.y / 2);  // all asked for together
     const PartPieces pieces = halved ? half : whole;
     if (!halved) {
-      run_block<kRowTiles, kKv>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
+      run_block<kRowTiles, kKv, kHalves>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
     } else {
       const RowBlock block(kRowTiles * kRowTile, kHalfTiles * kRowTile, blockIdx.y % 2 * gridDim.x + blockIdx.x);
-      if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv>(p, kv_map, shared, pieces, block);
+      if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv, kHalves>(p, kv_map, shared, pieces, block);
     }
   }
 }

@@ -111,6 +111,10 @@ struct Visible {
 // the next one too, which has queued behind the copies.
 __device__ __forceinline__ int arrived(int loaded) { return __shfl_sync(0xffffffffu, loaded, threadIdx.x % 32); }
 
+// `address`, which the compiler then does not split. Of a sum of a thread's own and a CTA's part ptxas 13.0 makes a copy
+// with a uniform register beside its policy, [R + UR + n] and desc[UR], which is an illegal instruction.
+__device__ __forceinline__ uint32_t in_register(uint32_t address) { return __shfl_sync(0xffffffffu, address, threadIdx.x % 32); }
+
 // Source of a bf16 KV row's copies.
 struct SourceRow {
   const char* from;

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 from fake_sides import HERE
 
-from treemla.gate import check, cli, doctor, gating, hygiene, layers
+from treemla import tiles
+from treemla.gate import check, cli, doctor, gating, hygiene, layers, verbs
 from treemla.gate.baseline import BrokenBaseline
 from treemla.gate.exits import BaselineMissing, Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
@@ -150,8 +152,7 @@ def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, tmp_path, ca
     (tmp_path / "treemla").mkdir()
     (tmp_path / "treemla/__init__.py").touch()  # a base
     monkeypatch.setitem(doctor.WHY_NOT, "gpu", lambda: "no GPU: none here")
-    for module in ("bench", "peers_bench", "tune_gpu"):
-        monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
+    monkeypatch.setattr(gating, "gpu_problem", lambda: "no GPU: none here")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # for the process in which the gate looks
     assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
     said = capsys.readouterr()
@@ -160,7 +161,7 @@ def test_a_gpu_verb_without_a_gpu_exits_4_and_says_why(monkeypatch, tmp_path, ca
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"], ["bench", "--path", "x"], ["gate"], ["bless", "x"]],
+    [[], ["no-such-verb"], ["test"], ["test", "no-such-layer"], ["bench", "--path", "x"], ["bless", "x"]],
 )
 def test_wrong_usage_exits_2(capsys, arguments):
     with pytest.raises(SystemExit) as caught:
@@ -227,6 +228,70 @@ def test_doctor_lists_each_fact_once_with_a_remedy_for_each_problem(capsys):
     assert len(set(names)) == len(names) >= 12
     for fact in doctor.facts():
         assert bool(fact.problem) == bool(fact.remedy), fact
+
+
+@pytest.mark.parametrize(
+    ("driver", "wrong", "code"),
+    [
+        (None, "gpu", Exit.PASS),  # a machine that was never meant to measure
+        (None, "torch", Exit.INVALID_ENVIRONMENT),
+        ("580.1", "gpu", Exit.INVALID_ENVIRONMENT),  # a torch without CUDA beside a GPU's driver
+        ("580.1", "cuda-core", Exit.INVALID_ENVIRONMENT),
+        ("580.1", "cost constants", Exit.INVALID_ENVIRONMENT),
+        ("580.1", "sglang", Exit.PASS),
+        ("580.1", "cubin sm_120a", Exit.PASS),  # of another GPU
+    ],
+)
+def test_doctor_fails_where_something_keeps_a_machine_with_a_gpu_from_measuring(monkeypatch, driver, wrong, code):
+    monkeypatch.setattr(doctor, "driver_version", lambda: driver)
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(
+        doctor, "facts", lambda: [doctor.Fact("python", "3.12"), doctor.Fact(wrong, "-", "bad", "mend")]
+    )
+    assert cli.main(["doctor"]) == code
+
+
+def test_the_cubin_of_the_gpu_that_is_there_is_needed(monkeypatch):
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(doctor.cubins, "target_of", lambda device: tiles.TARGETS["sm_120a"])
+    assert "cubin sm_120a" in doctor.needed() and "cubin sm_90a" not in doctor.needed()
+
+
+@pytest.mark.parametrize(
+    ("verb", "measures"),
+    [
+        ("bench", "bench.bench"),
+        ("peers", "peers_bench.bench_peers"),
+        ("tune", "tune_gpu.tune"),
+        ("bench-moves", "moves.bench_moves"),
+        ("bench-layouts", "layouts.bench_layouts"),
+    ],
+)
+def test_a_verb_that_measures_has_the_gpu_alone(monkeypatch, tmp_path, capsys, verb, measures):
+    measured = []
+
+    def measure(*_, **__):
+        with pytest.raises(InvalidEnvironment, match="held by"), hygiene.lease("GPU-x", 0):
+            pass
+        measured.append(verb)
+        return Findings(verb, (Finding(verb, "measured", Exit.PASS),))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gating, "gpu_problem", lambda: "")
+    monkeypatch.setattr(gating.machine, "gpu_uuid", lambda: "GPU-x")
+    monkeypatch.setattr(f"treemla.gate.{measures}", measure)
+    arguments = [verb, "--out", str(tmp_path / "out.jsonl"), "--wait", "0"]
+    with hygiene.share("GPU-x", 0):  # a test suite
+        assert cli.main(arguments) == Exit.INVALID_ENVIRONMENT
+    assert measured == [] and "held by a test suite" in capsys.readouterr().out
+    assert cli.main(arguments) == Exit.PASS and measured == [verb]
+
+
+def test_check_gates_where_there_is_a_gpu():
+    gate = layers.LAYERS["gate"]
+    assert gate.command == ("treemla", "gate") and "gpu" in gate.needs
+    assert gate.results == str(verbs.SESSIONS) and layers.LAYERS["gpu-perf"].results == "build/gpu-perf.jsonl"
 
 
 def test_the_module_runs_as_a_command():

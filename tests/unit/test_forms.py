@@ -2,11 +2,12 @@
 
 import argparse
 import json
+from contextlib import nullcontext
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from treemla.gate import check, cli, doctor, layers, schema
+from treemla.gate import check, cli, doctor, gating, layers, schema
 from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.layers import Outcome
@@ -55,6 +56,7 @@ def forms(tmp_path):
 )
 def test_what_a_verb_found_is_in_every_form_and_in_the_exit_code(forms, monkeypatch, tmp_path, capsys, verb, made):
     monkeypatch.setattr(f"treemla.gate.{made}", lambda *_, **__: FOUND)
+    monkeypatch.setattr(gating, "alone_on_gpu", lambda wait_s: nullcontext())
     monkeypatch.chdir(tmp_path)
     code, held, junit, markdown = forms(*verb)
     assert code == Exit.FAILED and held["exit"] == "FAILED" and held["found"][0]["text"] == "why"
@@ -64,8 +66,7 @@ def test_what_a_verb_found_is_in_every_form_and_in_the_exit_code(forms, monkeypa
 
 @pytest.mark.parametrize("verb", ["bench", "peers", "tune", "bench-moves", "bench-layouts"])
 def test_a_machine_without_a_gpu_is_a_finding_in_every_form(forms, monkeypatch, tmp_path, verb):
-    for module in ("bench", "peers_bench", "tune_gpu", "moves", "layouts"):
-        monkeypatch.setattr(f"treemla.gate.{module}.gpu_problem", lambda: "no GPU: none here")
+    monkeypatch.setattr(gating, "gpu_problem", lambda: "no GPU: none here")
     monkeypatch.chdir(tmp_path)
     code, held, junit, markdown = forms(verb)
     assert code == Exit.INVALID_ENVIRONMENT and held["exit"] == "INVALID_ENVIRONMENT"
@@ -104,6 +105,7 @@ def test_a_layer_that_was_not_run_is_no_pass_when_it_was_asked_for():
 
 def test_what_a_verb_printed_itself_is_not_said_twice(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("treemla.gate.bench.bench", lambda *_, **__: measured("bench", [RUN]))
+    monkeypatch.setattr(gating, "alone_on_gpu", lambda wait_s: nullcontext())
     assert cli.main(["bench", "--out", str(tmp_path / "a.jsonl")]) == Exit.PASS
     assert capsys.readouterr().out == ""
 
@@ -113,5 +115,6 @@ def test_what_keeps_a_verb_from_running_is_printed(monkeypatch, tmp_path, capsys
         raise InvalidEnvironment("no GPU: none here")
 
     monkeypatch.setattr("treemla.gate.bench.bench", lacking)
+    monkeypatch.setattr(gating, "alone_on_gpu", lambda wait_s: nullcontext())
     assert cli.main(["bench", "--out", str(tmp_path / "a.jsonl")]) == Exit.INVALID_ENVIRONMENT
     assert "no GPU: none here" in capsys.readouterr().out

@@ -42,6 +42,7 @@ def checkout(monkeypatch, tmp_path):
         (tree / "src/treemla/__init__.py").touch()
     root = head / "perf_baselines"
     monkeypatch.setattr(gating, "REPO", head)
+    monkeypatch.setattr(trees, "fork_point", lambda: None)
     find = baseline.find
     monkeypatch.setattr(baseline, "find", lambda metric, machine, case: find(metric, machine, case, root))
     entries = []
@@ -57,12 +58,12 @@ def gate(monkeypatch, checkout, tmp_path, capsys):
     """Runs the command on a machine; gives (exit code, findings as JSON, what was printed)."""
     _, base, _ = checkout
 
-    def gate(machine, *arguments, verb="gate", cases=(CASE.id,)):
+    def gate(machine, *arguments, verb="gate", cases=(CASE.id,), has_base=True):
         monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
         monkeypatch.setattr(gating.hygiene, "lease", lambda *_: nullcontext())
         monkeypatch.setattr(gating, "Worker", lambda make, metric, source: machine.start(source.parent.name))
         asked = [part for case in cases for part in ("--case", case)]
-        named = [] if verb == "selfcheck" else ["--base", str(base)]
+        named = ["--base", str(base)] if verb == "gate" and has_base else []
         out = tmp_path / "gate.json"
         code = cli.main([verb, *named, "--out", str(tmp_path / "out"), *asked, "--json", str(out), *arguments])
         return code, json.loads(out.read_text()), capsys.readouterr().out
@@ -78,6 +79,7 @@ def test_no_change_passes_after_three_processes_and_says_what_would_be_noticed(g
     machine = Machine(US)
     code, made, said = gate(machine)
     assert code == Exit.PASS and finding(made)["data"]["processes"] == 3
+    assert f"machine class {FINGERPRINT}, start aaaaaaaaaaaa" in said  # what bless asks for, and tells apart
     assert "Detectable today: +" in said and said.strip().splitlines()[-1].startswith("gate: PASS")
 
 
@@ -270,6 +272,54 @@ def test_a_base_may_be_a_commit_of_this_checkout(gate, checkout, monkeypatch):
         subprocess.run(["git", "-C", str(head), *command], check=True)
     monkeypatch.setattr(trees, "REPO", head)
     assert gate(Machine(US), "--base", "HEAD")[0] == Exit.PASS
+
+
+def test_without_a_base_a_checkout_stands_beside_itself_and_the_stored_figures_decide(gate, checkout):
+    head, _, _ = checkout
+    slow = {**US, "head": 55.0, "base": 55.0}
+    assert gate(Machine(slow), has_base=False)[0] == Exit.FAILED  # beside the stored ratio
+    code, made, _ = gate(Machine(US), has_base=False)
+    assert code == Exit.PASS and any(note.startswith("No base: ") for note in made["notes"])
+    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
+    for arguments in ([], ["--no-triton"]):  # beside itself alone nothing passes
+        code, made, said = gate(Machine(US), *arguments, has_base=False)
+        assert code == Exit.BASELINE_MISSING and finding(made)["verdict"] == "no baseline" and "bless" in said
+    stored("verify", FINGERPRINT, 50.0, starts=3).dump(head / "perf_baselines")
+    code, made, _ = gate(Machine(US), "--no-triton", has_base=False)
+    assert code == Exit.PASS and "advisory: 3 of 12" in finding(made)["cells"]["vs stored"]
+
+
+def test_where_this_checkout_left_main_is_the_base_that_nobody_named(gate, checkout, monkeypatch):
+    head, base, _ = checkout
+    monkeypatch.setattr(trees, "fork_point", lambda: str(base))
+    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
+    code, made, _ = gate(Machine(US), "--no-triton", has_base=False)
+    assert code == Exit.PASS and not any(note.startswith("No base: ") for note in made["notes"])
+
+
+def test_times_that_are_stored_for_another_class_of_machine_are_said_to_be_left_out(gate, checkout):
+    head, _, _ = checkout
+    told = "No stored times are of this class of machine"
+    stored("verify", "ffffffffffff", 30.0).dump(head / "perf_baselines")
+    assert any(told in note for note in gate(Machine(US))[1]["notes"])
+    stored("verify", FINGERPRINT, 50.0).dump(head / "perf_baselines")
+    assert not any(told in note for note in gate(Machine(US))[1]["notes"])
+
+
+def test_a_gate_that_is_killed_after_three_processes_has_left_their_sessions(gate, monkeypatch, tmp_path):
+    machine = Machine({**US, "head": 52.5})
+    begin = machine.start
+
+    def start(side):
+        if len(machine.started) == 9:
+            raise KeyboardInterrupt
+        return begin(side)
+
+    monkeypatch.setattr(machine, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        gate(machine)
+    (run, _) = schema.load(tmp_path / "out/sessions.jsonl")
+    assert run.metric == "verify" and len(run.samples) == 3
 
 
 def test_a_base_that_is_neither_folder_nor_commit_is_exit_5(gate):

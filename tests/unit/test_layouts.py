@@ -29,7 +29,6 @@ def test_requests_take_their_slots_in_the_layouts_order() -> None:
 
 def test_it_writes_a_metric_a_layout_and_shows_what_each_costs(monkeypatch, tmp_path, capsys) -> None:
     where = schema.Where("H200", None, None, "2", None, None, "abc", "2026-11-29", "bench-layouts")
-    monkeypatch.setattr(layouts, "gpu_problem", lambda: "")
     monkeypatch.setattr(layouts.fingerprint, "collect", lambda commit: where)
     times = {name: [10.0 + i] * 3 for i, name in enumerate(layouts.LAYOUTS)}
     monkeypatch.setattr(layouts, "measure_case", lambda case: times)

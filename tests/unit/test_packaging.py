@@ -99,6 +99,12 @@ def test_the_readmes_example_runs_on_a_cpu():
     assert done.stdout.strip() == text.split("```text\n")[1].split("```")[0].strip()
 
 
+def test_gpu_perf_measures_and_then_gates_with_its_arguments():
+    (perf,) = [n for n in ast.parse((REPO / "noxfile.py").read_text()).body if getattr(n, "name", "") == "gpu_perf"]
+    ran = [ast.unparse(statement.value) for statement in perf.body[1:]]
+    assert ran == ["run(session, 'treemla', 'bench')", "run(session, 'treemla', 'gate', *session.posargs)"]
+
+
 @pytest.mark.parametrize(
     "session",
     ["check", "lint", "unit", "static", "sglang", "gpu-parity", "gpu-graph", "gpu-sanitize", "gpu-perf", "gpu-e2e"],

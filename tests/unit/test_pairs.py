@@ -53,6 +53,22 @@ def test_only_unsettled_cases_are_measured_in_all_processes():
     assert [len(taken[case.id].launches) for case in (settled, unsettled)] == [3, 8]
 
 
+def test_a_run_that_is_cut_short_has_given_up_what_the_first_processes_measured():
+    machine, kept = Machine(SAME), []
+
+    def start(side):
+        if len(machine.started) == 4 * len(SIDES):
+            raise KeyboardInterrupt
+        return machine.start(side)
+
+    def keep(taken):
+        kept.append(len(taken[CASE.id].launches))
+
+    with pytest.raises(KeyboardInterrupt):
+        pairs.run({CASE: SIDES}, start, lambda *_: True, keep=keep)
+    assert kept == [3, 4]
+
+
 def test_processes_end_where_a_case_settles():
     taken = run(Machine(SAME), unsettled=lambda _, held: len(held.launches) < 5)
     assert len(taken[CASE.id].launches) == 5

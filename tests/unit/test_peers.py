@@ -57,7 +57,6 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(Stub, "log", [], raising=False)
         made = {peer.metric: stubs.get(peer.metric, {}) for peer in PEERS}
         monkeypatch.setattr(peers_bench, "Worker", lambda _, metric: Stub(metric, **made[metric]))
-        monkeypatch.setattr(peers_bench, "gpu_problem", lambda: "")
         monkeypatch.setattr(peers_bench.fingerprint, "collect", lambda _: WHERE)
         out = tmp_path / "a.jsonl"
         found = peers_bench.bench_peers(rows, out, "abc")

@@ -48,3 +48,9 @@ def test_loop_is_counted_by_class_and_width(instructions: list[sass.Instruction]
 def test_kernel_without_tensor_instructions_has_no_tensor_loop() -> None:
     listing = LISTING.replace("HMMA.16816.F32.BF16 R8, R4, R6, R8", "FFMA R8, R4, R6, R8")
     assert sass.tensor_loops(sass.parse_sass(listing)["k"]) == []
+
+
+def test_an_instruction_with_half_a_descriptor_is_illegal() -> None:
+    made, sound = "LDGSTS.E.BYPASS.128 [R20+UR0+0x2a000], desc[UR1][R24.64+0x200]", "LDG.E R2, desc[UR28][R2.64]"
+    listing = f"Function : k\n        /*0000*/  {made} ;\n        /*0010*/  @!P0 {sound} ;\n        /*0020*/  EXIT ;\n"
+    assert [i.is_illegal for i in sass.parse_sass(listing)["k"]] == [True, False, False]

@@ -103,6 +103,7 @@ def test_a_clean_kernel_has_no_problem():
         ({"spill_bytes": 8}, "k: spills 8 bytes"),
         ({"stack_bytes": 64}, "k: 64 bytes of stack"),
         ({"local_accesses": 2}, "k: 2 local memory instructions"),
+        ({"illegal_instructions": 3}, "k: 3 instructions that no GPU executes"),
         ({"static_shared_bytes": 232_449}, "k: 232449 bytes of shared memory, 232448 allowed"),
     ],
 )

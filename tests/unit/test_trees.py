@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from treemla.gate import trees
+from treemla.gate import fingerprint, trees
 from treemla.gate.exits import BaselineMissing
 from treemla.gate.fingerprint import REPO
 from treemla.gate.worker import Worker
@@ -68,6 +68,29 @@ def test_folder_without_a_library_and_unknown_commit_are_said(tmp_path):
         trees.find(str(tmp_path), tmp_path)
     with pytest.raises(BaselineMissing, match="neither a folder nor a commit"):
         trees.find("no-such-commit", tmp_path)
+
+
+def test_a_branch_left_main_where_both_last_agreed_and_main_did_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(trees, "REPO", tmp_path)
+    monkeypatch.setattr(fingerprint, "REPO", tmp_path)
+    (tmp_path / "noxfile.py").touch()  # a checkout
+    assert trees.fork_point() is None  # no history
+
+    def git(*arguments):
+        named = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run([*named, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "main")
+    assert trees.fork_point() is None  # nothing known of main
+    git("update-ref", "refs/remotes/origin/main", "HEAD")
+    main = git("rev-parse", "HEAD")
+    assert trees.fork_point() is None  # this is it
+    (tmp_path / "noxfile.py").write_text("# changed")
+    assert trees.fork_point() == main
+    git("commit", "-qam", "branch")
+    assert trees.fork_point() == main
 
 
 def test_commit_is_unpacked_as_it_was(base, tmp_path, monkeypatch):

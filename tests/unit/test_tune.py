@@ -18,6 +18,7 @@ from treemla.tiles import MMA, WGMMA
 GPUS = {"wgmma": tune.Gpu(WGMMA, 132), "mma": tune.Gpu(MMA, 188)}
 FACTORS = (0.8, 1.3, 0.7, 1.5, 0.6, 1.2, 0.6, 1.3)  # of the made-up GPU's constants to the defaults
 NOISE = 0.003
+H64 = tune.ROWS[-1]
 WHERE = schema.Where("NVIDIA H200", "580.1", "13.0", "2.11.0", None, None, "0" * 40, "2026-01-02T03:04:05Z", "-")
 OF = tuned.Fingerprint("NVIDIA H200", 132, 150_000_000_000, "wgmma", "0" * 64)
 
@@ -97,6 +98,7 @@ def test_a_sweep_times_each_schedule_once_and_knows_every_tiling() -> None:
     row = tune.sweep(gpu, tune.ROWS[0], timer, (timer.truth, cost.DEFAULTS["wgmma"]))
     # Two heights, whole and halved, seven numbers of parts; a lone request has no overhead.
     assert len(timer.asked) == 28 < len(row.us)
+    assert all(t.halved_tiles == 0 for t in tune.sweep(gpu, H64, timer, (timer.truth,)).us)  # of 8 blocks and more
     assert gpu.choose(timer.truth, row.case, (row.case.contexts,)) in row.us
     assert gpu.choose(timer.truth, row.case, cost.design_steps(1)) in row.us
 
@@ -130,7 +132,13 @@ def test_a_gpu_that_the_model_does_not_describe_fails() -> None:
     assert "more than 2% from the best" in tune_gpu.run(timer.gpu, tune.ROWS, timer, OF, WHERE)[0]
 
 
-def test_the_timer_runs_the_plan_that_was_asked_for_and_records_it(monkeypatch) -> None:
+def test_constants_of_some_rows_are_not_stored(capsys) -> None:
+    timer = MadeUpTimer(GPUS["wgmma"])
+    assert tune_gpu.run(timer.gpu, tune.ROWS[:1], timer, OF, WHERE) == []
+    assert tuned.load(OF) is None and "not stored: 1 of the table's 9 rows" in capsys.readouterr().out
+
+
+def test_the_timer_runs_the_plan_that_was_asked_for_and_keeps_its_time_at_once(monkeypatch, tmp_path, capsys) -> None:
     """On a CPU, with a clock that stands still at 3 us: everything else is what a GPU does."""
     ran = []
 
@@ -142,9 +150,11 @@ def test_the_timer_runs_the_plan_that_was_asked_for_and_records_it(monkeypatch) 
 
     monkeypatch.setattr(measure, "time_layers", time_layers)
     monkeypatch.setattr(tune_gpu, "make_inputs", functools.partial(make_inputs, cold_bytes=10_000))
-    timer = tune_gpu.GpuTimer(torch.device("cpu"), "wgmma", WHERE)
+    out = tmp_path / "build/tune.jsonl"
+    timer = tune_gpu.GpuTimer(torch.device("cpu"), "wgmma", WHERE, out)
     case = VerifyCase((300, 300), 9, 8)
     assert timer(case, cost.Tiling(2, 40, 5, 3)) == 3.0
+    assert schema.load(out) == timer.made and "overhead 3: 3.0 us" in capsys.readouterr().out
     assert timer(case, cost.Tiling(1, 72, 7, 1)) == 3.0
     cut = {(plan.blocks, plan.block_rows, plan.parts, plan.overhead_tiles, plan.batch) for plan in ran}
     assert cut == {(2, 40, 5, 3, 2), (1, 72, 7, 1, 2)}
@@ -152,3 +162,4 @@ def test_the_timer_runs_the_plan_that_was_asked_for_and_records_it(monkeypatch) 
         (case.id, "verify_wgmma_r40_p5_o3", 3.0),
         (case.id, "verify_wgmma_r72_p7_o1", 3.0),
     ]
+    assert schema.load(out) == timer.made

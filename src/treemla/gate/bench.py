@@ -10,7 +10,6 @@ from treemla import cubins, verify_attention
 from treemla.gate import fingerprint, measure, plot, roofline, schema, triton_peer
 from treemla.gate import warm as warm_times
 from treemla.gate.cases import VerifyCase
-from treemla.gate.doctor import gpu_problem
 from treemla.gate.exits import InvalidEnvironment
 from treemla.gate.findings import Findings
 from treemla.gate.inputs import SM_SCALE, Inputs, make_inputs
@@ -32,7 +31,7 @@ def bench(
 
     path: a verify kernel by name, alone. warm: KV stays in L2 (`treemla.gate.warm`), the verify kernel alone.
     """
-    if problem := gpu_problem() or path_problem(path):
+    if problem := path_problem(path):
         raise InvalidEnvironment(problem)
     where = fingerprint.collect(commit)
     extend = None if path or warm else _peer()

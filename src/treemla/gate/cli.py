@@ -35,18 +35,18 @@ def parser() -> argparse.ArgumentParser:
 
     words = "time the kernels on this GPU, beside SGLang's Triton kernel where it is installed"
     verb = add_measuring(added, "bench", run_bench, words, "build/gpu-perf.jsonl", pictures=(".svg",))
-    add_cases(verb)
+    verbs.add_cases(verb)
     verb.add_argument("--path", choices=list(tiles.PATHS), help="this verify kernel alone")
     verb.add_argument(
         "--warm", action="store_true", help="the verify kernel alone, its KV in L2: clocks a token and SM"
     )
 
     words = "time every MLA kernel on this machine beside treemla's, in turns"
-    add_cases(add_measuring(added, "peers", run_peers, words, "build/gpu-peers.jsonl", pictures=(".png", ".svg")))
+    verbs.add_cases(add_measuring(added, "peers", run_peers, words, "build/gpu-peers.jsonl", pictures=(".png", ".svg")))
 
     words = "measure the cost model's constants on this GPU; plans then use them"
     verb = add_measuring(added, "tune", run_tune, words, "build/tune.jsonl")
-    add_cases(verb)
+    verbs.add_cases(verb)
     verb.add_argument("--path", choices=list(tiles.PATHS), help="this verify kernel; default: the GPU's first")
 
     words = "what ordering SGLang's free list costs and brings, on the CPU"
@@ -73,19 +73,17 @@ def parser() -> argparse.ArgumentParser:
 def add_measuring(
     added: Verbs, name: str, made: Made, words: str, out: str, pictures: Sequence[str] = ()
 ) -> argparse.ArgumentParser:
-    """A verb that writes what it measured to --out. pictures: suffixes of those that it draws beside that."""
+    """A verb that has the GPU alone and writes what it measured to --out. pictures: suffixes of those that it draws
+    beside that.
+    """
 
     def writes(given: argparse.Namespace) -> dict[str, Path]:
         return {"--out": given.out, **{f"--out's {end}": given.out.with_suffix(end) for end in pictures}}
 
     verb = add_verb(added, name, made, words, writes=writes, tells=True)
     verb.add_argument("--out", type=Path, default=Path(out), help="default: %(default)s")
-    verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
+    verbs.add_measuring(verb)
     return verb
-
-
-def add_cases(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
 
 
 def results(given: argparse.Namespace) -> dict[str, Path]:
@@ -99,22 +97,30 @@ def run_test(given: argparse.Namespace) -> Findings:
 
 def run_bench(given: argparse.Namespace) -> Findings:
     from treemla.gate.bench import bench
+    from treemla.gate.gating import alone_on_gpu
 
     cases = verbs.chosen_of(WARM_CASES if given.warm else CASES, given.case)
-    return bench(cases, given.out, given.commit, path=given.path, warm=given.warm)
+    with alone_on_gpu(given.wait):
+        return bench(cases, given.out, given.commit, path=given.path, warm=given.warm)
 
 
 def run_peers(given: argparse.Namespace) -> Findings:
+    from treemla.gate.gating import alone_on_gpu
     from treemla.gate.peers_bench import bench_peers
 
-    return bench_peers(verbs.chosen_of(PEER_CASES, given.case), given.out, given.commit)
+    cases = verbs.chosen_of(PEER_CASES, given.case)
+    with alone_on_gpu(given.wait):
+        return bench_peers(cases, given.out, given.commit)
 
 
 def run_tune(given: argparse.Namespace) -> Findings:
+    from treemla.gate.gating import alone_on_gpu
     from treemla.gate.tune import ROWS
     from treemla.gate.tune_gpu import tune
 
-    return tune(verbs.chosen_of(ROWS, given.case), given.out, given.commit, given.path)
+    cases = verbs.chosen_of(ROWS, given.case)
+    with alone_on_gpu(given.wait):
+        return tune(cases, given.out, given.commit, given.path)
 
 
 def run_bench_slots(given: argparse.Namespace) -> Findings:
@@ -125,19 +131,23 @@ def run_bench_slots(given: argparse.Namespace) -> Findings:
 
 def run_bench_moves(given: argparse.Namespace) -> Findings:
     from treemla.gate import moves
+    from treemla.gate.gating import alone_on_gpu
 
-    return moves.bench_moves(moves.CASES, given.out, given.commit)
+    with alone_on_gpu(given.wait):
+        return moves.bench_moves(moves.CASES, given.out, given.commit)
 
 
 def run_bench_layouts(given: argparse.Namespace) -> Findings:
     from treemla.gate import layouts
+    from treemla.gate.gating import alone_on_gpu
 
-    return layouts.bench_layouts(given.out, given.commit)
+    with alone_on_gpu(given.wait):
+        return layouts.bench_layouts(given.out, given.commit)
 
 
 def run_doctor(given: argparse.Namespace) -> Findings:
-    """Always a full list. Fails where what a CPU needs is wrong; a missing GPU is a fact, not a fault, unless it is
-    waited for.
+    """Always a full list. Fails where something keeps this machine from what it is there for (`doctor.needed`); a missing
+    GPU is a fact, not a fault, unless it is waited for.
     """
     if given.wait is not None:
         from treemla.gate import gating, hygiene
@@ -146,11 +156,11 @@ def run_doctor(given: argparse.Namespace) -> Findings:
         hygiene.wait_until_free(here.uuid, here.gauge, given.wait)
         watched = "nothing computes on it" if here.gauge else f"processes were not looked at: {nvml.REMEDY}"
         print(f"free: {here.uuid} {here.where.gpu}, nobody holds its lease, {watched}")
-    found = []
+    found, needed = [], doctor.needed()
     for fact in doctor.facts():
         line = f"{fact.name:18} {fact.value}"
         print(f"{line}  <- {fact.problem}; {fact.remedy}" if fact.problem else line)
-        code = Exit.INVALID_ENVIRONMENT if fact.problem and fact.name == "torch" else Exit.PASS
+        code = Exit.INVALID_ENVIRONMENT if fact.problem and fact.name in needed else Exit.PASS
         cells = {"value": fact.value, "problem": fact.problem, "remedy": fact.remedy}
         found.append(Finding(fact.name, "lacking" if fact.problem else "good", code, fact.problem, cells))
     return Findings("doctor", tuple(found))

@@ -39,6 +39,18 @@ def facts() -> list[Fact]:
             _sanitizer(), _package("triton", "the Triton peer"), *_sglang()]  # fmt: skip
 
 
+def needed() -> set[str]:
+    """Names of the facts that must be good: torch on a machine without a GPU or its driver, on others what a kernel is
+    launched and timed with.
+    """
+    if not torch.cuda.is_available() and driver_version() is None:
+        return {"torch"}
+    names = {"torch", "gpu", "driver", "cuda-core", "cost constants"}
+    if not gpu_problem():
+        names.add(f"cubin {cubins.target_of(torch.device('cuda', torch.cuda.current_device())).arch}")
+    return names
+
+
 def gpu_problem() -> str:
     """Why this machine cannot run the kernels; empty where it can."""
     if not torch.cuda.is_available():

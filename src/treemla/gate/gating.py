@@ -1,7 +1,8 @@
 """`treemla gate` and `treemla selfcheck`: from a base and a GPU to findings."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ class Here:
 
 def gate(
     cases: Sequence[Case],
-    base: str,
+    base: str | None,
     commit: str | None,
     out: Path,
     wait_s: float = 600.0,
@@ -40,24 +41,42 @@ def gate(
 ) -> Findings:
     """This checkout beside the tree or commit `base`, and beside Triton unless that is left out, on this GPU alone.
 
+    base: by default where this checkout left origin/main; where it did not, itself: then stored figures alone decide.
     Writes into the folder `out`: sessions.jsonl, what `bless` and `history` read. BaselineMissing, InvalidEnvironment.
     """
+    base = base or trees.fork_point()
     excused = quarantine.load()  # a file that is broken stops this before anything is measured
     here = this_machine(commit)
     with tempfile.TemporaryDirectory() as scratch:
-        base_tree = trees.find(base, Path(scratch))
+        base_tree = trees.find(base, Path(scratch)) if base else REPO
         removed = [
             Finding(path, "removed", Exit.BASELINE_MISSING, "the base has this baseline, the head removed it")
             for path in trees.removed_baselines(base_tree, REPO)
         ]
         sides = (pairs.HEAD, BASE, PEER) if triton else (pairs.HEAD, BASE)
-        measured, sessions = beside(cases, sides, base_tree, Path(scratch), here, wait_s)
-    if sessions:
-        schema.dump(out / "sessions.jsonl", sessions)
+        measured, _ = beside(cases, sides, base_tree, Path(scratch), here, wait_s, out / "sessions.jsonl")
+    found = measured.found if base else tuple(map(expect_stored, measured.found))
     today = baseline.today()
-    applied, overdue = quarantine.apply(measured.found, today, excused), quarantine.overdue(today, excused)
-    said = measured.notes if triton else (*measured.notes, "Triton was left out: no case was judged by its ratio.")
-    return replace(measured, found=(*removed, *applied, *overdue), notes=said)
+    applied, overdue = quarantine.apply(found, today, excused), quarantine.overdue(today, excused)
+    notes = (*measured.notes, *left_out(found, base, triton=triton))
+    return replace(measured, found=(*removed, *applied, *overdue), notes=notes)
+
+
+def expect_stored(found: Finding) -> Finding:
+    """A case that was measured beside itself passes by stored figures or not at all."""
+    if found.exit is not Exit.PASS or {"vs Triton", "vs stored"} & set(found.data["parts"]):
+        return found
+    text = "no base, and nothing is stored for this machine: give --base, or python -m treemla bless"
+    return replace(found, verdict="no baseline", exit=Exit.BASELINE_MISSING, text=text)
+
+
+def left_out(found: Sequence[Finding], base: str | None, *, triton: bool) -> list[str]:
+    """A sentence for each comparison that was not made."""
+    told = ["" if base else "No base: this checkout stood beside itself, and what is stored decides."]
+    told.append("" if triton else "Triton was left out: no case was judged by its ratio.")
+    with_stored = any("vs stored" in f.data.get("parts", ()) for f in found)
+    told.append("" if with_stored else "No stored times are of this class of machine: none were compared.")
+    return [text for text in told if text]
 
 
 def selfcheck(cases: Sequence[Case], commit: str | None, out: Path, wait_s: float = 600.0) -> Findings:
@@ -85,8 +104,11 @@ def beside(
     scratch: Path,
     here: Here,
     wait_s: float,
+    kept: Path | None = None,
 ) -> tuple[Findings, list[schema.Measurement]]:
-    """Measure and judge; the findings, and this run as sessions that a baseline can be made of."""
+    """Measure and judge; the findings, and this run as sessions that a baseline can be made of, which go to `kept` as
+    soon as there are enough processes of each case.
+    """
     plan = {case: [side for side in sides if takes(side, case)] for case in cases}
     known = {case.id: known_of(case, mine, here) for case, mine in plan.items()}
     by_id = {case.id: mine for case, mine in plan.items()}
@@ -95,8 +117,12 @@ def beside(
     def start(side: str) -> pairs.Process:
         return Worker(Side, METRICS[side], source=sources[side])
 
+    def keep(taken: Mapping[str, pairs.Taken]) -> None:
+        if kept is not None and (sessions := sessions_of(taken, plan, here)):
+            schema.dump(kept, sessions)
+
     with hygiene.lease(here.uuid, wait_s), hygiene.alone(here.gauge):
-        taken = pairs.run(plan, start, lambda case, held: unsettled(held, by_id[case], known[case]))
+        taken = pairs.run(plan, start, lambda case, held: unsettled(held, by_id[case], known[case]), keep=keep)
     found = tuple(judge(case, taken[case], mine, known[case]) for case, mine in by_id.items())
     return Findings("gate", found, notes(taken, here)), sessions_of(taken, plan, here)
 
@@ -122,6 +148,17 @@ def this_machine(commit: str | None) -> Here:
     gauge = nvml.attach(uuid)
     hygiene.expect_whole(gauge)
     return Here(where, gauge, uuid)
+
+
+@contextmanager
+def alone_on_gpu(wait_s: float) -> Iterator[None]:
+    """Hold the current GPU's lease, as the gate does, while this process measures. InvalidEnvironment without a GPU that
+    runs the kernels, or where another holds or shares it for longer than `wait_s`.
+    """
+    if problem := gpu_problem():
+        raise InvalidEnvironment(problem)
+    with hygiene.lease(machine.gpu_uuid(), wait_s):
+        yield
 
 
 class Look:
@@ -153,9 +190,11 @@ def notes(taken: Mapping[str, pairs.Taken], here: Here) -> tuple[str, ...]:
     dropped = sum(launch.dropped for held in taken.values() for launch in held.launches)
     rounds = sum(pairs.ROUNDS for held in taken.values() for _ in held.launches)
     watched = f"{dropped} of {rounds} rounds dropped" if here.gauge else f"clocks were not watched: {nvml.REMEDY}"
+    where = here.where
+    machine_said = f"machine class {where.fingerprint}, start {where.start}"
     return (
         f"Detectable today: {percent(least)} in the noisiest case." if least is not None else "Nothing was measured.",
-        f"{here.where.gpu}, driver {here.where.driver}, torch {here.where.torch}, machine class {here.where.fingerprint}; {watched}.",
+        f"{where.gpu}, driver {where.driver}, torch {where.torch}, {machine_said}; {watched}.",
     )
 
 

@@ -22,11 +22,13 @@ PYTEST_EXITS = {0: Exit.PASS, 4: Exit.INVALID_ENVIRONMENT, 5: Exit.NOTHING_MEASU
 
 @dataclass(frozen=True)
 class Layer:
-    """`arguments` follow `python -m`; `needs` are keys of `doctor.WHY_NOT`, asked in order."""
+    """`arguments` follow `python -m`; `needs` are keys of `doctor.WHY_NOT`, asked in order. measured: where a verb leaves
+    its measurements, below the checkout."""
 
     name: str
     arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    measured: str = ""
 
     @property
     def is_pytest(self) -> bool:
@@ -35,11 +37,11 @@ class Layer:
     @property
     def results(self) -> str:
         """Where it leaves its results, below the checkout: pytest's report, or measurements."""
-        return f"build/{self.name}.{'xml' if self.is_pytest else 'jsonl'}"
+        return self.measured or f"build/{self.name}.xml"
 
     @property
     def command(self) -> tuple[str, ...]:
-        return (*self.arguments, "--junitxml" if self.is_pytest else "--out", self.results)
+        return (*self.arguments, "--junitxml", self.results) if self.is_pytest else self.arguments
 
     def why_not(self) -> str:
         """Why this machine cannot run the layer; empty where it can."""
@@ -73,7 +75,8 @@ LAYERS = {
             ("pytest", "tests/sanitize", "--device", "cuda", "-n", "4"),  # a worker a tool: they wait on the host
             ("checkout", "gpu", "compute-sanitizer"),
         ),
-        Layer("gpu-perf", ("treemla", "bench"), ("gpu",)),
+        Layer("gpu-perf", ("treemla", "bench"), ("gpu",), "build/gpu-perf.jsonl"),
+        Layer("gate", ("treemla", "gate"), ("checkout", "gpu"), "build/gate/sessions.jsonl"),
         Layer("gpu-e2e", ("pytest", "tests/e2e", "--device", "cuda"), ("checkout", "gpu", "engine")),
     )
 }
@@ -140,7 +143,7 @@ def count_tests(code: int, junit: Path) -> Outcome:
 
 
 def count_measurements(code: int, results: Path) -> Outcome:
-    """What `treemla bench` left: its exit code is an `Exit`, its results are lines of the result schema."""
+    """What `treemla bench` or `treemla gate` left: its exit code is an `Exit`, its results are lines of the result schema."""
     verdict = Exit(code) if code in set(Exit) else Exit.FAILED
     try:
         cases = {measurement.case for measurement in schema.load(results)}

@@ -76,8 +76,12 @@ def run(
     unsettled: Callable[[str, Taken], bool],
     rule: Rule = RULE,
     seed: int | None = None,
+    keep: Callable[[Mapping[str, Taken]], None] = lambda _: None,
 ) -> dict[str, Taken]:
-    """{case id: what was measured}: `rule.first` launches of all cases, the others of those that are `unsettled`."""
+    """{case id: what was measured}: `rule.first` launches of all cases, the others of those that are `unsettled`.
+
+    keep: takes what there is from launch `rule.first` on, after each: a run that is cut short then leaves it.
+    """
     chance = random.Random(seed)
     taken = {case.id: Taken() for case in plan}
     for number in range(rule.most):
@@ -90,6 +94,8 @@ def run(
             f"process {number + 1} of {rule.first if number < rule.first else rule.most}: {len(left)} cases", flush=True
         )
         launch(left, start, chance, taken)
+        if number + 1 >= rule.first:
+            keep(taken)
     return taken
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from treemla.gate import fingerprint, plot, roofline, schema
 from treemla.gate.cases import VerifyCase
-from treemla.gate.doctor import gpu_problem
-from treemla.gate.exits import InvalidEnvironment
 from treemla.gate.findings import Findings
 from treemla.gate.measured import measured
 from treemla.gate.peers import BY_METRIC, OURS, PEERS, Session
@@ -29,8 +27,6 @@ def bench_peers(rows: Sequence[VerifyCase], out: Path, commit: str | None) -> Fi
     A peer that cannot be imported is named and left out. A case that a peer gets wrong, refuses, crashes in or hangs in
     is left out and fails the run, once the rest is measured.
     """
-    if problem := gpu_problem():
-        raise InvalidEnvironment(problem)
     where = fingerprint.collect(commit)
     workers = {peer.metric: Worker(Session, peer.metric) for peer in PEERS}
     made: list[schema.Measurement] = []

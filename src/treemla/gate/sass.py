@@ -32,11 +32,13 @@ class UnreadableOutput(RuntimeError):
 
 @dataclass(frozen=True)
 class Instruction:
-    """opcode with its modifiers, such as LDG.E.128; target: of a branch, in bytes from the kernel's start."""
+    """opcode with its modifiers, such as LDG.E.128; target: of a branch, in bytes from the kernel's start. is_illegal:
+    its memory descriptor is not a pair of uniform registers, which a GPU stops at (ptxas 13.0 makes such copies)."""
 
     address: int
     opcode: str
     target: int | None = None
+    is_illegal: bool = False
 
     @property
     def name(self) -> str:
@@ -56,7 +58,15 @@ def parse_sass(said: str) -> dict[str, list[Instruction]]:
                 raise UnreadableOutput(f"cuobjdump -sass: an instruction outside any kernel: {line.strip()!r}")
             address, opcode, operands = found.groups()
             target = re.search(r"0x([0-9a-f]+)\s*$", operands) if opcode.startswith("BRA") else None
-            kernels[kernel].append(Instruction(int(address, 16), opcode, int(target.group(1), 16) if target else None))
+            descriptor = re.search(r"desc\[UR(\d+)\]", operands)
+            kernels[kernel].append(
+                Instruction(
+                    int(address, 16),
+                    opcode,
+                    int(target.group(1), 16) if target else None,
+                    descriptor is not None and int(descriptor.group(1)) % 2 == 1,
+                )
+            )
     empty = [name for name, found in kernels.items() if not found]
     if not kernels or empty:
         raise UnreadableOutput(f"cuobjdump -sass: expected kernels with instructions, got {empty or said[:200]!r}")

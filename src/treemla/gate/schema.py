@@ -60,7 +60,14 @@ class Measurement:
 def dump(path: Path, measurements: Iterable[Measurement]) -> None:
     """Write one JSON object a line, keys sorted, so that two files compare well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(m), sort_keys=True) + "\n" for m in measurements))
+    path.write_text("".join(map(_line, measurements)))
+
+
+def append(path: Path, measurement: Measurement) -> None:
+    """Add a line: of many measurements in a row each is kept at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as held:
+        held.write(_line(measurement))
 
 
 def load(path: Path) -> list[Measurement]:
@@ -76,6 +83,10 @@ def load(path: Path) -> list[Measurement]:
     if not made:
         raise ValueError(f"{path}: expected measurements, got an empty file")
     return made
+
+
+def _line(measurement: Measurement) -> str:
+    return json.dumps(asdict(measurement), sort_keys=True) + "\n"
 
 
 def _parse(record: object) -> Measurement:

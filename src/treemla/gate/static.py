@@ -29,6 +29,7 @@ class KernelResources:
     local_accesses: int  # LDL and STL instructions: a spill or an array in local memory, whatever the log says
     instructions: int
     narrow_copies: int = 0  # cp.async of fewer than 16 bytes
+    illegal_instructions: int = 0  # that the compiler made and no GPU executes
     loops: tuple[dict[str, int], ...] = ()  # of each role that uses the tensor cores: instructions by class
 
 
@@ -67,6 +68,7 @@ def report_on(cubin: Path, target: tiles.Target, expected: tuple[str, ...]) -> S
             local_accesses=sass.mix(code[name])["local"],
             instructions=len(code[name]),
             narrow_copies=sass.mix(code[name])["cp.async less"],
+            illegal_instructions=sum(instruction.is_illegal for instruction in code[name]),
             loops=tuple(sass.mix(loop) for loop in sass.tensor_loops(code[name])),
         )
         for name in sorted(usage)
@@ -81,14 +83,14 @@ def _problems(kernels: tuple[KernelResources, ...], target: tiles.Target, expect
     for kernel in kernels:
         if kernel.name not in expected:
             found.append(f"{kernel.name}: not one of the target's kernel_names")
-        if kernel.spill_bytes:
-            found.append(f"{kernel.name}: spills {kernel.spill_bytes} bytes")
-        if kernel.stack_bytes:
-            found.append(f"{kernel.name}: {kernel.stack_bytes} bytes of stack")
-        if kernel.local_accesses:
-            found.append(f"{kernel.name}: {kernel.local_accesses} local memory instructions")
-        if kernel.narrow_copies:
-            found.append(f"{kernel.name}: {kernel.narrow_copies} copies of fewer than 16 bytes")
+        faults = (
+            (kernel.spill_bytes, "spills {} bytes"),
+            (kernel.stack_bytes, "{} bytes of stack"),
+            (kernel.local_accesses, "{} local memory instructions"),
+            (kernel.narrow_copies, "{} copies of fewer than 16 bytes"),
+            (kernel.illegal_instructions, "{} instructions that no GPU executes"),
+        )
+        found += [f"{kernel.name}: {said.format(count)}" for count, said in faults if count]
         expected_registers = verify_kernels.get(kernel.name, kernel.registers)
         if kernel.registers != expected_registers:
             # its warps trade registers, and their claims assume what one CTA a multiprocessor is launched with

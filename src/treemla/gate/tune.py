@@ -104,7 +104,7 @@ def fit(gpu: Gpu, measured: Sequence[tuple[Probe, float]]) -> cost.Constants:
 
 
 def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constants]) -> Row:
-    """Time a case with every tiling that any of the constants could choose, once where two cut it alike."""
+    """Time a case with every tiling that any constants could choose of those considered, once where two cut it alike."""
     tilings = dict.fromkeys(
         tiling for constants in made for tiling in cost.tilings(constants, gpu.kernel, shape_of(case), gpu.num_sms)
     )
@@ -112,7 +112,7 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
     tilings |= dict.fromkeys(
         replace(tiling, halved_tiles=cost.ALWAYS_HALVED)
         for tiling in tilings
-        if gpu.kernel.half_rows(tiling.block_rows) and tiling.parts > 1
+        if gpu.kernel.half_rows(tiling.block_rows) and tiling.parts > 1 and tiling.blocks <= cost.MOST_HALVED_BLOCKS
     )
     us: dict[cost.Tiling, float] = {}
     timed: dict[object, float] = {}

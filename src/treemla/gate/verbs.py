@@ -22,14 +22,17 @@ FINDINGS = Path("build/gate/gate.json")
 def add(verbs: Verbs) -> None:
     words = "time this checkout beside a base, in turns, and judge it"
     verb = add_verb(verbs, "gate", run_gate, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
-    verb.add_argument("--base", required=True, help="a commit, or the folder of a checkout or unpacked build")
-    _measuring(verb)
+    words = "a commit, or the folder of a checkout or unpacked build; default: where this checkout left origin/main"
+    verb.add_argument("--base", help=words)
+    add_cases(verb)
+    add_measuring(verb)
     verb.add_argument("--out", type=Path, default=SESSIONS.parent, help="folder; default: %(default)s")
     verb.add_argument("--no-triton", action="store_true", help="judge no case by its ratio to SGLang's Triton kernel")
 
     words = "time this checkout beside itself: the gate must say same"
     verb = add_verb(verbs, "selfcheck", run_selfcheck, words, writes=lambda given: {"--out": given.out / SESSIONS.name})
-    _measuring(verb)
+    add_cases(verb)
+    add_measuring(verb)
     verb.add_argument("--out", type=Path, default=Path("build/selfcheck"), help="folder; default: %(default)s")
 
     verb = add_verb(verbs, "static", run_static, "build the cubins and judge what the compiler made of the kernels")
@@ -83,8 +86,12 @@ def add(verbs: Verbs) -> None:
     )
 
 
-def _measuring(verb: argparse.ArgumentParser) -> None:
+def add_cases(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--case", action="append", metavar="TEXT", help="only cases whose id contains TEXT; repeatable")
+
+
+def add_measuring(verb: argparse.ArgumentParser) -> None:
+    """What every verb takes that has a GPU alone."""
     verb.add_argument("--commit", help="treemla's commit, where this copy has no git history")
     verb.add_argument(
         "--wait", type=float, default=600.0, metavar="S", help="for the GPU, in seconds; default: %(default)s"

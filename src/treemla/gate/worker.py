@@ -8,7 +8,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-SPAWN = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+# CUDA does not survive a fork. The server that forks has imported torch, which takes seconds, and never used it: each
+# process of its children still has a sys.path, a treemla and a CUDA context of its own.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch"])
 TIMEOUT_S = 120.0
 
 
@@ -25,8 +28,8 @@ class Worker:
     """
 
     def __init__(self, make: Callable[..., object], *arguments: object, source: Path | None = None) -> None:
-        self._pipe, theirs = SPAWN.Pipe()
-        self._process = SPAWN.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
+        self._pipe, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
         with _importing_from(source):
             self._process.start()
         theirs.close()
@@ -65,7 +68,7 @@ class Worker:
 
 @contextlib.contextmanager
 def _importing_from(source: Path | None) -> Iterator[None]:
-    """A process that is spawned takes over sys.path before it imports anything."""
+    """A process that is started takes over sys.path before it imports anything."""
     before = sys.path[:]
     if source is not None:
         sys.path.insert(0, str(source))
