@@ -127,7 +127,8 @@ def test_replay_beside_work_on_another_stream(served: Served) -> None:
 @pytest.mark.parametrize("barrier", ["the scheduler's", "none"])
 def test_a_finished_request_s_row_may_be_reused_while_its_last_step_replays(served: Served, barrier: str) -> None:
     """The scheduler hands the row on right after the launch. Its own barrier must hold the write back until the last
-    layer has read the table; without one, the write lands under the replay, and the test sees it.
+    layer has read the table. Without one the write may land before the layers read, as is made sure of here, and the
+    test sees it.
     """
     served.load([900, 60], seed=9)
     expected, row = served.replay(), int(served.step["rows"][0])
@@ -135,20 +136,29 @@ def test_a_finished_request_s_row_may_be_reused_while_its_last_step_replays(serv
     forward, schedule = torch.cuda.Stream(), torch.cuda.Stream()
     forward.wait_stream(torch.cuda.current_stream())
     schedule.wait_stream(torch.cuda.current_stream())
-    before_replay, after_replay = torch.cuda.Event(), torch.cuda.Event()
+    before_replay, written, after_replay = torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Event()
     with torch.cuda.stream(forward):
         served.prepare()
         before_replay.record()
-        torch.cuda._sleep(100_000_000)  # 50 ms and more: the scheduler is long done
-        served.graphs[served.size]()
-        after_replay.record()
     if barrier == "none":
         schedule.wait_event(before_replay)
-    else:
+        hand_on(served, row, schedule, written)
+        forward.wait_event(written)
+    with torch.cuda.stream(forward):
+        torch.cuda._sleep(100_000_000)  # 50 ms and more: a write that nothing held back would be done
+        served.graphs[served.size]()
+        after_replay.record()
+    if barrier != "none":
         checks.scheduler_waits(served, schedule, forward, before_replay, after_replay)
-    with torch.cuda.stream(schedule):
-        served.table[row].fill_(served.step["unowned"])
+        hand_on(served, row, schedule, written)
     torch.cuda.synchronize()
     results = served.results()
     unharmed = all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     assert unharmed is (barrier != "none")
+
+
+def hand_on(served: Served, row: int, schedule: torch.cuda.Stream, written: torch.cuda.Event) -> None:
+    """The finished request's row goes to another one, whose slots are not this step's."""
+    with torch.cuda.stream(schedule):
+        served.table[row].fill_(served.step["unowned"])
+        written.record()
