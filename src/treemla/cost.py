@@ -196,8 +196,7 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
     """The tiling that is never far from the best: its largest ratio to the best tiling of a step is the least. Of those
     that the model hardly tells apart the first: fewest blocks, a wave of CTAs, the overhead of a piece.
 
-    A plan is captured before lengths are known, so one tiling serves all its steps. Where it would halve in every one of
-    them, it takes the halves as blocks: a kernel that knows no other cut is 1 us quicker (docs/measured.md, tune).
+    A plan is captured before lengths are known, so one tiling serves all its steps.
     """
 
     def best_of(considered: Sequence[Tiling]) -> Tiling:
@@ -208,10 +207,7 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
     best = best_of(tilings(constants, kernel, shape, num_sms))
     if not all(len(step) == 1 for step in steps):
         best = best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
-    best = replace(best, halved_tiles=halved_tiles(constants, kernel, shape, num_sms, best))
-    if all(best.schedule(step, shape.tree_tokens, kernel).halved[0] for step in steps):
-        return best.of_halves(kernel)
-    return best
+    return replace(best, halved_tiles=halved_tiles(constants, kernel, shape, num_sms, best))
 
 
 def halved_tiles(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> int:

@@ -183,13 +183,6 @@ def test_short_contexts_alone_take_two_lower_blocks() -> None:
     assert (made.blocks, made.block_rows) == (2, 40)
 
 
-def test_a_plan_that_would_halve_every_step_launches_the_halves() -> None:
-    """A kernel that knows both cuts takes a microsecond longer: docs/measured/2026-11-29-h200-2dbb1e4-tune.jsonl."""
-    alone = cost.choose(H200, WGMMA, TREE, SMS, ((16384,),))
-    assert alone == cost.Tiling(2, 40, SMS // 2, alone.overhead_tiles)
-    assert cost.choose(H200, WGMMA, TREE, SMS, ((16384,), (65536,))).halved_tiles > 0
-
-
 def test_steps_are_each_context_in_each_batch() -> None:
     assert cost.design_steps(1, (5, 7)) == ((5,), (7,))
     assert cost.design_steps(8, (5,)) == ((5,), (5,) * 4, (5,) * 8)
