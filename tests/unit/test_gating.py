@@ -285,8 +285,18 @@ def test_without_a_base_a_checkout_stands_beside_itself_and_the_stored_figures_d
         code, made, said = gate(Machine(US), *arguments, has_base=False)
         assert code == Exit.BASELINE_MISSING and finding(made)["verdict"] == "no baseline" and "bless" in said
     stored("verify", FINGERPRINT, 50.0, starts=3).dump(head / "perf_baselines")
-    code, made, _ = gate(Machine(US), "--no-triton", has_base=False)
-    assert code == Exit.PASS and "advisory: 3 of 12" in finding(made)["cells"]["vs stored"]
+    code, made, _ = gate(Machine(US), "--no-triton", has_base=False)  # figures that only advise could not fail it
+    assert code == Exit.BASELINE_MISSING and "advisory: 3 of 12" in finding(made)["cells"]["vs stored"]
+    stored("verify", FINGERPRINT, 50.0, starts=12).dump(head / "perf_baselines")
+    assert gate(Machine(US), "--no-triton", has_base=False)[0] == Exit.PASS
+
+
+def test_what_stored_figures_only_advise_is_said_and_is_no_regression(gate, checkout):
+    head, _, _ = checkout
+    stored("verify", FINGERPRINT, 47.0, starts=3).dump(head / "perf_baselines")
+    code, made, said = gate(Machine(US))
+    assert code == Exit.PASS and finding(made)["verdict"] == "advised"
+    assert "allowed by 3 stored sessions" in said and "regression" not in said and "more" not in said
 
 
 def test_where_this_checkout_left_main_is_the_base_that_nobody_named(gate, checkout, monkeypatch):

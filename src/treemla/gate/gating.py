@@ -13,7 +13,7 @@ from treemla.gate.doctor import gpu_problem
 from treemla.gate.exits import Exit, InvalidEnvironment
 from treemla.gate.findings import Finding, Findings
 from treemla.gate.fingerprint import REPO
-from treemla.gate.judge import BASE, PEER, Known, judge, percent, smallest_detectable, unsettled
+from treemla.gate.judge import ADVISED, BASE, PEER, Known, judge, percent, smallest_detectable, unsettled
 from treemla.gate.side import Side
 from treemla.gate.worker import Worker, WorkerFailed
 
@@ -58,15 +58,19 @@ def gate(
     found = measured.found if base else tuple(map(expect_stored, measured.found))
     today = baseline.today()
     applied, overdue = quarantine.apply(found, today, excused), quarantine.overdue(today, excused)
-    notes = (*measured.notes, *left_out(found, base, triton=triton))
+    advice = [f"Advised: {f.name}: {f.text}" for f in found if f.verdict == ADVISED]
+    notes = (*measured.notes, *left_out(found, base, triton=triton), *advice)
     return replace(measured, found=(*removed, *applied, *overdue), notes=notes)
 
 
 def expect_stored(found: Finding) -> Finding:
-    """A case that was measured beside itself passes by stored figures or not at all."""
-    if found.exit is not Exit.PASS or {"vs Triton", "vs stored"} & set(found.data["parts"]):
+    """A case that was measured beside itself passes by stored figures that can fail it, or not at all."""
+    parts = found.data.get("parts", {})
+    if found.exit is not Exit.PASS or any(
+        column in parts and not parts[column]["advises"] for column in ("vs Triton", "vs stored")
+    ):
         return found
-    text = "no base, and nothing is stored for this machine: give --base, or python -m treemla bless"
+    text = "no base, and nothing stored for this machine blocks: give --base, or python -m treemla bless"
     return replace(found, verdict="no baseline", exit=Exit.BASELINE_MISSING, text=text)
 
 

@@ -17,6 +17,7 @@ BASE, PEER = "base", "triton"
 RATIO_RULE = Rule(suspicious=0.04, regression=0.06, noticed=0.12)  # moves with the ratio of memory and SM clocks too
 FASTER_THAN_POSSIBLE = 0.9  # of the floor, whose bandwidth is what the best programs reach
 GRACE_DAYS = 14
+ADVISED = "advised"  # the verdict where stored figures speak against a case that nothing else fails
 EXITS = {
     Verdict.SAME: Exit.PASS,
     Verdict.FASTER: Exit.PASS,
@@ -39,12 +40,13 @@ class Known:
 
 @dataclass(frozen=True)
 class Part:
-    """One comparison of a case."""
+    """One comparison of a case. advises: whatever it says, the case does not fail for it."""
 
     exit: Exit
     verdict: str
     text: str
     cell: str
+    advises: bool = False
 
 
 def judge(case: str, taken: Taken, sides: Sequence[str], known: Known) -> Finding:
@@ -144,10 +146,13 @@ def _beside_stored(taken: Taken, _: Sequence[str], known: Known) -> Part | None:
         texts.append(f"{percent(creep)} beside the best that was blessed: small steps have added up")
     if (overdue := stored.days_overdue(known.today)) > 0:
         texts.append(f"stored figures are {overdue} days past {stored.valid_until}: measure and bless anew")
+    text, cell = "; ".join(texts), percent(us / stored.median - 1)
+    if stored.why_advisory:
+        advisory = f" (advisory: {stored.why_advisory})"
+        verdict_said = ADVISED if texts else Verdict.SAME
+        return Part(Exit.PASS, verdict_said, text and text + advisory, cell + advisory, advises=True)
     code = Exit.BASELINE_MISSING if overdue > GRACE_DAYS and EXITS[verdict] is Exit.PASS else EXITS[verdict]
-    advisory = f" (advisory: {stored.why_advisory})" if stored.why_advisory else ""
-    cell = f"{percent(us / stored.median - 1)}{advisory}"
-    return Part(Exit.PASS if advisory else code, verdict, "; ".join(texts) + (advisory if texts else ""), cell)
+    return Part(code, verdict, text, cell)
 
 
 def _possible(taken: Taken, _: Sequence[str], known: Known) -> Part | None:
