@@ -1,78 +1,15 @@
 """The whole gate on made-up times: planted changes, missing baselines, troubled machines, and their exit codes."""
 
-import json
 import subprocess
-from contextlib import nullcontext
 from dataclasses import replace
-from datetime import date, timedelta
 
 import pytest
-from fake_sides import COOL, CRASH, FINGERPRINT, HERE, Machine
+from fake_gate import CASE, US, finding, stored
+from fake_sides import COOL, CRASH, FINGERPRINT, Machine
 
-from treemla.gate import baseline, cli, gating, hygiene, quarantine, schema, trees
-from treemla.gate.baseline import Baseline, Session
+from treemla.gate import baseline, cli, hygiene, schema, trees
 from treemla.gate.cases import GATED_CASES, chosen
 from treemla.gate.exits import Exit, InvalidEnvironment
-
-TODAY = date(2026, 12, 1)
-CASE = GATED_CASES[2]
-US = {"head": 50.0, "base": 50.0, "triton": 12500.0}
-
-
-def stored(metric, machine, value, starts=12, *, case=CASE, anchor=None, until="2027-01-01", spread=0.002):
-    sessions = [Session(value * (1 + spread * (-1) ** n), f"{n:012x}", "a" * 40, "2026-11-01") for n in range(starts)]
-    return Baseline.of(
-        case.id,
-        metric,
-        baseline.UNITS[metric],
-        machine,
-        sessions,
-        anchor=anchor or value,
-        blessed="b-0001",
-        valid_until=until,
-    )
-
-
-@pytest.fixture
-def checkout(monkeypatch, tmp_path):
-    """A checkout whose baselines are `tmp_path / head / perf_baselines`, with a ratio for every case; a base beside it."""
-    head, base = tmp_path / "head", tmp_path / "base"
-    for tree in (head, base):
-        (tree / "src/treemla").mkdir(parents=True)
-        (tree / "src/treemla/__init__.py").touch()
-    root = head / "perf_baselines"
-    monkeypatch.setattr(gating, "REPO", head)
-    monkeypatch.setattr(trees, "fork_point", lambda: None)
-    find = baseline.find
-    monkeypatch.setattr(baseline, "find", lambda metric, machine, case: find(metric, machine, case, root))
-    entries = []
-    monkeypatch.setattr(quarantine, "load", lambda: entries)
-    monkeypatch.setattr(baseline, "today", lambda: TODAY)
-    for case in GATED_CASES:
-        stored("triton_ratio", "sm_90", 50.0 / 12500.0, case=case).dump(root)
-    return head, base, entries
-
-
-@pytest.fixture
-def gate(monkeypatch, checkout, tmp_path, capsys):
-    """Runs the command on a machine; gives (exit code, findings as JSON, what was printed)."""
-    _, base, _ = checkout
-
-    def gate(machine, *arguments, verb="gate", cases=(CASE.id,), has_base=True):
-        monkeypatch.setattr(gating, "this_machine", lambda _: HERE)
-        monkeypatch.setattr(gating.hygiene, "lease", lambda *_: nullcontext())
-        monkeypatch.setattr(gating, "Worker", lambda make, metric, source: machine.start(source.parent.name))
-        asked = [part for case in cases for part in ("--case", case)]
-        named = ["--base", str(base)] if verb == "gate" and has_base else []
-        out = tmp_path / "gate.json"
-        code = cli.main([verb, *named, "--out", str(tmp_path / "out"), *asked, "--json", str(out), *arguments])
-        return code, json.loads(out.read_text()), capsys.readouterr().out
-
-    return gate
-
-
-def finding(made, name=CASE.id):
-    return next(f for f in made["found"] if f["name"] == name)
 
 
 def test_no_change_passes_after_three_processes_and_says_what_would_be_noticed(gate):
@@ -172,31 +109,6 @@ def test_slower_beside_triton_is_red_though_the_base_is_as_slow(gate):
     assert code == Exit.FAILED and "faster than Triton" in finding(made)["text"]
 
 
-@pytest.mark.parametrize(("starts", "code"), [(12, Exit.FAILED), (11, Exit.PASS)])
-def test_stored_times_block_with_twelve_starts_and_advise_with_fewer(gate, checkout, starts, code):
-    head, _, _ = checkout
-    stored("verify", FINGERPRINT, 47.0, starts).dump(head / "perf_baselines")
-    got, made, _ = gate(Machine(US))
-    assert got == code
-    assert ("advisory: 11 of 12 machine starts" in finding(made)["cells"]["vs stored"]) == (starts == 11)
-
-
-def test_fp8_rows_are_not_held_to_a_kernel_that_rounds_more(gate, checkout):
-    head, _, _ = checkout
-    fp8 = next(case for case in GATED_CASES if case.fp8_kv)
-    baseline.path_of("triton_ratio", "sm_90", fp8.id, head / "perf_baselines").unlink()
-    code, made, _ = gate(Machine(US), cases=[fp8.id])
-    assert code == Exit.PASS and set(finding(made, fp8.id)["data"]["us"]) == {"head", "base"}
-    assert gate(Machine({**US, "head": 52.5}), cases=[fp8.id])[0] == Exit.FAILED
-
-
-def test_stored_times_of_another_machine_are_not_compared(gate, checkout):
-    head, _, _ = checkout
-    stored("verify", "ffffffffffff", 30.0).dump(head / "perf_baselines")
-    code, made, _ = gate(Machine(US))
-    assert code == Exit.PASS and "vs stored" not in finding(made)["cells"]
-
-
 def test_small_steps_that_added_up_are_red(gate, checkout):
     head, _, _ = checkout
     stored("verify", FINGERPRINT, 49.9, anchor=47.0).dump(head / "perf_baselines")
@@ -204,56 +116,9 @@ def test_small_steps_that_added_up_are_red(gate, checkout):
     assert code == Exit.FAILED and "small steps have added up" in finding(made)["text"]
 
 
-@pytest.mark.parametrize(("overdue", "code"), [(0, Exit.PASS), (14, Exit.PASS), (15, Exit.BASELINE_MISSING)])
-def test_stored_times_expire_after_a_grace(gate, checkout, overdue, code):
-    head, _, _ = checkout
-    until = (TODAY - timedelta(days=overdue)).isoformat()
-    stored("verify", FINGERPRINT, 50.0, until=until).dump(head / "perf_baselines")
-    got, made, _ = gate(Machine(US))
-    assert got == code and ("days past" in finding(made)["text"]) == (overdue > 0)
-
-
 def test_faster_than_the_bytes_allow_is_invalid(gate):
     code, made, _ = gate(Machine({**US, "head": 9.0, "base": 9.0}))
     assert code == Exit.FAILED and finding(made)["verdict"] == "invalid"
-
-
-def test_an_edited_baseline_is_not_believed(gate, checkout):
-    head, _, _ = checkout
-    path = baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines")
-    path.write_text(path.read_text().replace('"median": 0.004', '"median": 0.008'))
-    code, _, said = gate(Machine(US))
-    assert code == Exit.BASELINE_MISSING and "from the sessions" in said
-
-
-def entry(expires, case=CASE.id):
-    return quarantine.Entry(case, "ann", "noisy", "https://example.org/1", TODAY - timedelta(days=5), expires)
-
-
-def test_a_quarantined_slowdown_is_reported_and_passes_until_it_expires(gate, checkout):
-    *_, entries = checkout
-    entries.append(entry(TODAY))
-    code, made, _ = gate(Machine({**US, "head": 52.5}))
-    assert code == Exit.PASS and finding(made)["verdict"] == "quarantined (regression)"
-    entries[0] = entry(TODAY - timedelta(days=1))
-    assert gate(Machine(US))[0] == Exit.FAILED
-
-
-def test_a_quarantine_that_does_not_load_stops_the_gate_before_it_measures(monkeypatch, tmp_path):
-    def broken():
-        raise baseline.BrokenBaseline("quarantine.toml: broken")
-
-    monkeypatch.setattr(quarantine, "load", broken)
-    monkeypatch.setattr(gating, "this_machine", lambda _: pytest.fail("went on"))
-    assert cli.main(["gate", "--base", str(tmp_path)]) == Exit.BASELINE_MISSING
-
-
-def test_no_quarantine_excuses_a_wrong_result_or_a_missing_baseline(gate, checkout):
-    head, _, entries = checkout
-    entries.append(entry(TODAY))
-    assert gate(Machine(US, faults={"head": ("prepare", "wrong")}))[0] == Exit.FAILED
-    baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
-    assert gate(Machine({**US, "head": 52.5}))[0] == Exit.BASELINE_MISSING
 
 
 def test_a_busy_gpu_is_exit_4_and_its_files_are_written(gate, monkeypatch):
@@ -291,29 +156,12 @@ def test_without_a_base_a_checkout_stands_beside_itself_and_the_stored_figures_d
     assert gate(Machine(US), "--no-triton", has_base=False)[0] == Exit.PASS
 
 
-def test_what_stored_figures_only_advise_is_said_and_is_no_regression(gate, checkout):
-    head, _, _ = checkout
-    stored("verify", FINGERPRINT, 47.0, starts=3).dump(head / "perf_baselines")
-    code, made, said = gate(Machine(US))
-    assert code == Exit.PASS and finding(made)["verdict"] == "advised"
-    assert "allowed by 3 stored sessions" in said and "regression" not in said and "more" not in said
-
-
 def test_where_this_checkout_left_main_is_the_base_that_nobody_named(gate, checkout, monkeypatch):
     head, base, _ = checkout
     monkeypatch.setattr(trees, "fork_point", lambda: str(base))
     baseline.path_of("triton_ratio", "sm_90", CASE.id, head / "perf_baselines").unlink()
     code, made, _ = gate(Machine(US), "--no-triton", has_base=False)
     assert code == Exit.PASS and not any(note.startswith("No base: ") for note in made["notes"])
-
-
-def test_times_that_are_stored_for_another_class_of_machine_are_said_to_be_left_out(gate, checkout):
-    head, _, _ = checkout
-    told = "No stored times are of this class of machine"
-    stored("verify", "ffffffffffff", 30.0).dump(head / "perf_baselines")
-    assert any(told in note for note in gate(Machine(US))[1]["notes"])
-    stored("verify", FINGERPRINT, 50.0).dump(head / "perf_baselines")
-    assert not any(told in note for note in gate(Machine(US))[1]["notes"])
 
 
 def test_a_gate_that_is_killed_after_three_processes_has_left_their_sessions(gate, monkeypatch, tmp_path):

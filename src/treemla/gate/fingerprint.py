@@ -31,7 +31,7 @@ def collect(commit: str | None = None) -> Where:
 
 def driver_version() -> str | None:
     """The NVIDIA driver's version, None without one."""
-    return _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 def git_commit() -> str | None:
@@ -39,7 +39,7 @@ def git_commit() -> str | None:
     return (
         None
         if checkout_problem()
-        else _said("git", "-C", str(REPO), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
+        else said("git", "-C", str(REPO), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
     )
 
 
@@ -55,7 +55,7 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def _said(*command: str) -> str | None:
+def said(*command: str) -> str | None:
     """First line of a command's output; None where it is missing or fails."""
     try:
         out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()

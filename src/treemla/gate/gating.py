@@ -71,7 +71,8 @@ def expect_stored(found: Finding) -> Finding:
     ):
         return found
     text = "no base, and nothing stored for this machine blocks: give --base, or python -m treemla bless"
-    return replace(found, verdict="no baseline", exit=Exit.BASELINE_MISSING, text=text)
+    texts = [found.text, text] if found.text else [text]  # what advises is still said
+    return replace(found, verdict="no baseline", exit=Exit.BASELINE_MISSING, text="; ".join(texts))
 
 
 def left_out(found: Sequence[Finding], base: str | None, *, triton: bool) -> list[str]:

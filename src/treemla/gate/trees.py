@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 from treemla.gate.exits import BaselineMissing
-from treemla.gate.fingerprint import REPO, git_commit
+from treemla.gate.fingerprint import REPO, git_commit, said
 
 GATE = Path(__file__).parent
 
@@ -46,11 +46,7 @@ def find(base: str, scratch: Path) -> Path:
 
 def fork_point() -> str | None:
     """The commit at which this checkout left origin/main; None where it is that commit, or has no such history."""
-    command = ["git", "-C", str(REPO), "merge-base", "HEAD", "origin/main"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    commit = said("git", "-C", str(REPO), "merge-base", "HEAD", "origin/main")
     return None if commit == git_commit() else commit
 
 
