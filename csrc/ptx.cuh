@@ -84,6 +84,34 @@ __device__ __forceinline__ uint4 load_16_bytes(const char* global) {
   return x;
 }
 
+// The same; where not `there`, zero. No branch: loads that follow one another stay so.
+__device__ __forceinline__ uint4 load_16_bytes(const char* global, bool there) {
+  uint4 x;
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.s32 there, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@there ld.global.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];\n"
+      "}" : "=&r"(x.x), "=&r"(x.y), "=&r"(x.z), "=&r"(x.w) : "l"(global), "r"(int(there)));
+  return x;
+}
+__device__ __forceinline__ uint2 load_8_bytes(const char* global, bool there) {
+  uint2 x;
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.s32 there, %3, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "@there ld.global.L1::no_allocate.v2.b32 {%0,%1}, [%2];\n"
+      "}" : "=&r"(x.x), "=&r"(x.y) : "l"(global), "r"(int(there)));
+  return x;
+}
+
 __device__ __forceinline__ uint4 load_shared_16_bytes(uint32_t shared) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"

@@ -90,8 +90,8 @@ struct VerifyParams {
   const int32_t* part_ptr;        // [parts + 1]
   const int32_t* request_ptr;     // [B + 1]
   const int32_t* halved;          // [1]
-  char* partial_out;              // [slots, blocks, block_rows, 512 * 3 bytes], normalised; as work.cuh has them
-  float* partial_lse;             // [slots, blocks, block_rows], base 2
+  char* partial_out;              // [slots, blocks, block_rows, 512 * 3 bytes], sums of weight * value; as work.cuh has them
+  float2* partial_lse;            // [slots, blocks, block_rows]: base-2 reference of the weights, and their sum
   __nv_bfloat16* out;             // [B*T, H, 512]
   float* lse;                     // [B*T, H], natural
   int64_t q_latent_token_stride, q_latent_head_stride;  // elements

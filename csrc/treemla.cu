@@ -21,9 +21,9 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(con
   pack_mask(p);
 }
 
-extern "C" __global__ void __launch_bounds__(kCombineThreads, 2)
-    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int unit_warps) {
-  combine(p, slot_rows, unit_warps);
+extern "C" __global__ void __launch_bounds__(kCombineThreads, 4)
+    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int piece_shift, int warp_shift) {
+  combine(p, {slot_rows, piece_shift, warp_shift});
 }
 
 extern "C" __global__ void __launch_bounds__(kMoveThreads, 2) treemla_move_rows(const __grid_constant__ MoveRowsParams p) {

@@ -346,10 +346,9 @@ struct MmaConsumer {
       const int row = warp + 8 * j;
       const float sum = warp_sum(row_sum[j]);
       if (lane) continue;
-      const float lse = sum == 0.f ? -INFINITY : row_max[j] + log2f(sum);
       scale[row] = sum == 0.f ? 0.f : p.v_scale / sum;
-      if (partial_slot != kDirect) p.partial_lse[first_partial + row] = lse;
-      else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
+      if (partial_slot != kDirect) p.partial_lse[first_partial + row] = make_float2(row_max[j], sum);
+      else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = sum == 0.f ? -INFINITY : (row_max[j] + log2f(sum)) * kLn2;
     }
     consumers();  // the final factors are complete
     const BlockOutput to(p, piece, RowBlock(kRows), warp);
@@ -366,7 +365,7 @@ struct MmaConsumer {
 #pragma unroll
       for (int m = 0; m < 4; ++m)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) v[m][c] = o[m][n][c] * (c % 2 ? factor.y : factor.x);
+        for (int c = 0; c < 4; ++c) v[m][c] = !direct ? o[m][n][c] : o[m][n][c] * (c % 2 ? factor.y : factor.x);
       if constexpr (direct) to.store_out(n, v);
       else to.store_partial(n, v);
     }

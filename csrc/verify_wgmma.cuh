@@ -55,9 +55,11 @@ constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base
 constexpr int kCopyRegisters = 40, kScorerRegisters = 120, kAccumulatorRegisters = 176;
 static_assert(kCopyRegisters + kScorerRegisters + kAccumulators * kAccumulatorRegisters <= 4 * launch_registers(kWgThreads));
 
-template <int kRowsOfBlock, KvType kKv>
+// kMostBoxes: of the ring.
+template <int kRowsOfBlock, KvType kKv, int kMostBoxes = kMaxRingBoxes>
 struct WgLayout {
   static constexpr int kRows = kRowsOfBlock;
+  static constexpr int kRowTiles = kRows / kRowTile;
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
   // Tree tokens whose rows meet in a block. With one head a request has no more rows than kMaxTreeTokens.
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
@@ -67,7 +69,7 @@ struct WgLayout {
   static constexpr int kStaged = kKv == KvType::bf16 ? 0 : kBoxes;
   static constexpr int kFit = (kEmptyBarriers - kSideBytes - kStaged * kStagedBoxBytes) / kBoxBytes;
   // Of e4m3 whole groups: then a group's place says which barrier is its own, and few addresses are computed.
-  static constexpr int kRingFit = kFit < kMaxRingBoxes ? kFit : kMaxRingBoxes;
+  static constexpr int kRingFit = kFit < kMostBoxes ? kFit : kMostBoxes;
   static constexpr int kRing = kKv == KvType::bf16 ? kRingFit : kRingFit / kGroupBoxes * kGroupBoxes;
   // None is filled again before it was waited for.
   static constexpr int kRingGroups = kRing / kGroupBoxes + (kKv == KvType::bf16 ? 1 : 0);
@@ -255,10 +257,9 @@ struct WgFp8Producer {
 
 // ---- scorer --------------------------------------------------------------------------------------------------------
 
-template <int kRowTiles, KvType kKv>
+template <class Layout>
 struct Scorer {
-  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
-  static constexpr int kRows = Layout::kRows;
+  static constexpr int kRows = Layout::kRows, kRowTiles = Layout::kRowTiles;
   const VerifyParams& p;
   char* const shared;
   const uint32_t base;
@@ -474,10 +475,10 @@ struct Scorer {
     const int row = thread_again() % 128;
     if (row < block.held) {
       const float sum = (warp_sum[row] + warp_sum[kRows + row]) + (warp_sum[2 * kRows + row] + warp_sum[3 * kRows + row]);
-      const float lse = sum == 0.f ? -INFINITY : scale[row] + log2f(sum);
+      const float reference = scale[row];
       scale[row] = sum == 0.f ? 0.f : __fdividef(p.v_scale, sum);
-      if (partial_slot != kDirect) p.partial_lse[block.partial_row(partial_slot) + row] = lse;
-      else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = lse * kLn2;
+      if (partial_slot != kDirect) p.partial_lse[block.partial_row(partial_slot) + row] = make_float2(reference, sum);
+      else if (row0 + row < rows) p.lse[int64_t(request) * rows + row0 + row] = sum == 0.f ? -INFINITY : (reference + log2f(sum)) * kLn2;
     }
     hand_over();
   }
@@ -485,10 +486,9 @@ struct Scorer {
 
 // ---- accumulators --------------------------------------------------------------------------------------------------
 
-template <int kRowTiles, KvType kKv>
+template <class Layout>
 struct Accumulator {
-  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
-  static constexpr int kRows = Layout::kRows;
+  static constexpr int kRows = Layout::kRows, kRowTiles = Layout::kRowTiles;
   const VerifyParams& p;
   char* const shared;
   const uint32_t base;
@@ -560,12 +560,12 @@ struct Accumulator {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       if (n * kRowTile >= block.held) break;
-      const float2 factor = factor_of(n);
+      const float2 factor = direct ? factor_of(n) : make_float2(1.f, 1.f);
       float v[kBlocksEach][4];
 #pragma unroll
       for (int m = 0; m < kBlocksEach; ++m)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) v[m][c] = o[m][4 * n + c] * (c % 2 ? factor.y : factor.x);
+        for (int c = 0; c < 4; ++c) v[m][c] = !direct ? o[m][4 * n + c] : o[m][4 * n + c] * (c % 2 ? factor.y : factor.x);
       if constexpr (direct) to.store_out(n, v);
       else to.store_partial(n, v);
     }
@@ -579,10 +579,11 @@ struct Accumulator {
     const int tiles = tiles_of(piece, kWgTileTokens);
     for (int tile = 0; tile < tiles; ++tile) accumulate();
 
-    barrier_wait(base + kReadyBarrier, turn);
+    // A partial needs no final factor: it is on its way while the scorer closes the rows.
     const BlockOutput to(p, piece, block, 4 * which + warp);
+    if (piece.slot != kDirect) store<false>(to);
+    barrier_wait(base + kReadyBarrier, turn);
     if (piece.slot == kDirect) store<true>(to);
-    else store<false>(to);
     __syncwarp();
     if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
@@ -599,56 +600,60 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
   }
 }
 
-template <int kRowTiles, KvType kKv, bool kHalves>
-__device__ __forceinline__ void run_block(
-    const VerifyParams& p, const TensorMap* kv_map, char* shared, const PartPieces& pieces, const RowBlock& block) {
-  using Layout = WgLayout<kRowTiles * kRowTile, kKv>;
-  const uint32_t base = shared_address(shared);
-  const int warpgroup = threadIdx.x / 128;
-  if (warpgroup == 0) {
-    release_registers<kCopyRegisters>();
-    const auto produce = [&](auto producer) {
-      for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
-    };
-    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Layout>{p, base, pieces.row_of_0});
-    else if (kHalves && gridDim.x == 1) produce(WgProducer<Layout, 1>{p, kv_map, base, pieces.row_of_0});
-    else produce(WgProducer<Layout, kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
-    wait_copies();
-  } else if (warpgroup == 1) {
-    release_registers<kScorerRegisters>();
-    Scorer<kRowTiles, kKv> scorer{p, shared, base, block};
-    if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
-    for (int i = pieces.begin; i < pieces.end; ++i)
-      scorer.run(pieces.at(i), i, i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
-  } else {
-    claim_registers<kAccumulatorRegisters>();
-    Accumulator<kRowTiles, kKv> accumulator{p, shared, base, block};
-    for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
-  }
+template <class Layout>
+__device__ __forceinline__ void score_pieces(const VerifyParams& p, char* shared, const PartPieces& pieces, const RowBlock& block) {
+  Scorer<Layout> scorer{p, shared, shared_address(shared), block};
+  if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
+  for (int i = pieces.begin; i < pieces.end; ++i)
+    scorer.run(pieces.at(i), i, i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
+}
+
+template <class Layout>
+__device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* shared, const PartPieces& pieces, const RowBlock& block) {
+  Accumulator<Layout> accumulator{p, shared, shared_address(shared), block};
+  for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
 }
 
 // A CTA takes a block of the rows and a part of the tokens or, kHalves and in a short step (PlanParams.halved_tiles), half
 // a block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
 template <int kRowTiles, KvType kKv, bool kHalves>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
+  // The ring of a half is that of the whole: producers run the same code for both, and before they know which it is.
+  using Whole = WgLayout<kRowTiles * kRowTile, kKv>;
+  using Half = WgLayout<(kRowTiles + 1) / 2 * kRowTile, kKv, Whole::kRing>;
+  static_assert(Half::kRing == Whole::kRing || !kHalves);
   extern __shared__ __align__(1024) char shared[];
-  init_barriers(shared_address(shared));
+  const uint32_t base = shared_address(shared);
+  init_barriers(base);
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  if constexpr (!kHalves) {
-    run_block<kRowTiles, kKv, kHalves>(p, kv_map, shared, PartPieces(p, blockIdx.y), RowBlock(kRowTiles * kRowTile));
+  const bool halved = kHalves && *p.halved;
+  const auto half_block = [] { return RowBlock(Whole::kRows, Half::kRows, blockIdx.y % 2 * gridDim.x + blockIdx.x); };
+  PartPieces pieces(p, blockIdx.y);
+  if constexpr (kHalves) {
+    const PartPieces half(p, blockIdx.y / 2);  // asked for together with the whole part's
+    if (halved) pieces = half;
+    if (halved && half_block().row0 >= p.tree_tokens * p.heads) pieces.end = pieces.begin;
+  }
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == 0) {
+    release_registers<kCopyRegisters>();
+    const auto produce = [&](auto producer) {
+      for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
+    };
+    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Whole>{p, base, pieces.row_of_0});
+    else if (kHalves && gridDim.x == 1) produce(WgProducer<Whole, 1>{p, kv_map, base, pieces.row_of_0});
+    else produce(WgProducer<Whole, kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
+    wait_copies();
+  } else if (warpgroup == 1) {
+    release_registers<kScorerRegisters>();
+    if (!halved) score_pieces<Whole>(p, shared, pieces, RowBlock(Whole::kRows));
+    else score_pieces<Half>(p, shared, pieces, half_block());
   } else {
-    constexpr int kHalfTiles = (kRowTiles + 1) / 2;
-    const bool halved = *p.halved;
-    const PartPieces whole(p, blockIdx.y), half(p, blockIdx.y / 2);  // all asked for together
-    const PartPieces pieces = halved ? half : whole;
-    if (!halved) {
-      run_block<kRowTiles, kKv, kHalves>(p, kv_map, shared, pieces, RowBlock(kRowTiles * kRowTile));
-    } else {
-      const RowBlock block(kRowTiles * kRowTile, kHalfTiles * kRowTile, blockIdx.y % 2 * gridDim.x + blockIdx.x);
-      if (block.row0 < p.tree_tokens * p.heads) run_block<kHalfTiles, kKv, kHalves>(p, kv_map, shared, pieces, block);
-    }
+    claim_registers<kAccumulatorRegisters>();
+    if (!halved) accumulate_pieces<Whole>(p, shared, pieces, RowBlock(Whole::kRows));
+    else accumulate_pieces<Half>(p, shared, pieces, half_block());
   }
 }
 

@@ -58,10 +58,10 @@ struct RowBlock {
 
 // The pieces of part `part`. With one request piece i is part i's first: read beside part_ptr and not after it.
 struct PartPieces {
-  const Piece* const pieces;
-  const int part, begin, end;
-  const Piece guess;
-  const int64_t row_of_0;  // of request 0's slots, for the same reason
+  const Piece* pieces;
+  int part, begin, end;
+  Piece guess;
+  int64_t row_of_0;  // of request 0's slots, for the same reason
 
   __device__ PartPieces(const VerifyParams& p, int part)
       : pieces(p.pieces), part(part), begin(p.part_ptr[part]), end(p.part_ptr[part + 1]), guess(p.pieces[part]),
@@ -167,9 +167,9 @@ struct Chunk {
                        __byte_perm(bits[4], bits[5], 0x7632), __byte_perm(bits[6], bits[7], 0x7632));
     third = make_uint2(__byte_perm(two[0], two[1], 0x5410), __byte_perm(two[2], two[3], 0x5410));
   }
-  // row: of kPartialRowBytes.
-  __device__ Chunk(const char* row, int chunk)
-      : upper(reinterpret_cast<const uint4*>(row)[chunk]), third(reinterpret_cast<const uint2*>(row + 2 * kLatentDim)[chunk]) {}
+  // row: of kPartialRowBytes; zero, and nothing read, where there is none.
+  __device__ Chunk(const char* row, int chunk, bool there)
+      : upper(load_16_bytes(row + 16 * chunk, there)), third(load_8_bytes(row + 2 * kLatentDim + 8 * chunk, there)) {}
   __device__ void store(char* row, int chunk) const {
     reinterpret_cast<uint4*>(row)[chunk] = upper;
     reinterpret_cast<uint2*>(row + 2 * kLatentDim)[chunk] = third;

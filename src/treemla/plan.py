@@ -78,7 +78,8 @@ class VerifyPlan:
         # The kernels keep three bytes of each float32, in an order of their own.
         row, dtype = (3 * shape.latent_dim // 2, torch.bfloat16) if on_gpu else (shape.latent_dim, torch.float32)
         self.partial_out = zeros(max_slots, self.blocks, self.block_rows, row, dtype=dtype)
-        self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, dtype=torch.float32)
+        # Of a row: its lse; the kernels keep a reference and the sum of weights beside it.
+        self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, *[2] * on_gpu, dtype=torch.float32)
 
     @classmethod
     def from_tensors(

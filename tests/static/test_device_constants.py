@@ -24,8 +24,8 @@ CONSTANTS = {
     "kMoveChunks": launch_moves.MOVE_CHUNKS,
     "kMoveBuffers": launch_moves.MOVE_BUFFERS,
     "kCombineWarps": launch.COMBINE_WARPS,
-    "kUnitDims": launch.COMBINE_UNIT_DIMS,
-    "kRowsAtOnce": launch.COMBINE_WARP_PIECES,
+    "kRowsAtOnce": launch.COMBINE_LANE_PIECES,
+    "kMaxPieceShift": launch.MOST_PIECE_SHIFT,
     "kMinPartTokens": schedule.MIN_PART_TOKENS,
     "kDirect": schedule.DIRECT,
     "kOverlong": schedule.OVERLONG,
@@ -45,6 +45,7 @@ def test_python_and_device_code_agree(arch, tmp_path):
         claims += [
             f"offsetof(treemla::{name}, {field}) == {getattr(struct, field).offset}" for field, *_ in struct._fields_
         ]
+    claims.append(f"32 * treemla::kLatentDim / treemla::kRowChunks == {launch.COMBINE_WARP_DIMS}")
     for path in target.paths:
         claims += [
             f"treemla::{layout.format(rows=rows)}::kBytes == {path.shared_memory_bytes(rows, kv == 'e4m3')}"
