@@ -1,0 +1,57 @@
+"""What `tune` would choose from the times that it took on an H200."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from treemla import cost, tiles
+from treemla.gate import schema, tune
+from treemla.gate.cases import VerifyCase
+
+TIMES = Path(__file__).parents[2] / "docs/measured/raw/2026-11-30-h200-e53c3a3-tune.jsonl"
+GPU = tune.Gpu(tiles.WGMMA, 132)
+Cut = tuple[object, ...]  # what a launch does: two tilings may cut a case alike
+
+
+def cut(case: VerifyCase, tiling: cost.Tiling) -> Cut:
+    made = tiling.schedule(case.contexts, case.tree_tokens, GPU.kernel)
+    return case.id, tiling.block_rows, tiling.parts, *(a.tobytes() for a in (made.pieces, made.part_ptr, made.halved))
+
+
+def recorded(cases: list[VerifyCase]) -> dict[Cut, float]:
+    """{cut: microseconds} of these cases."""
+    by_id, us = {case.id: case for case in cases}, {}
+    for made in schema.load(TIMES):
+        if made.case not in by_id:
+            continue
+        match = re.fullmatch(r"verify_wgmma_r(\d+)_p(\d+)_o(\d+)(_half)?", made.metric)
+        assert match, made.metric
+        rows, parts, overhead = map(int, match.groups()[:3])
+        case, halved = by_id[made.case], cost.ALWAYS_HALVED if match[4] else 0
+        tiling = cost.Tiling(-(-case.tree_tokens * case.heads // rows), rows, parts, overhead, halved)
+        us[cut(case, tiling)] = made.value
+    return us
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[cost.Constants, list[tune.Row]]:
+    """The constants of the recorded probes, and the recorded sweeps."""
+    probes = tune.probes(GPU)
+    us = recorded([*(case for case, _ in probes), *tune.ROWS])
+    constants = tune.fit(GPU, [(probe, us[cut(*probe)]) for probe in probes])
+    timer = lambda case, tiling: us[cut(case, tiling)]  # noqa: E731 - a KeyError names what was not timed
+    return constants, [tune.sweep(GPU, case, timer, (cost.DEFAULTS["wgmma"], constants)) for case in tune.ROWS]
+
+
+def test_every_row_of_the_table_is_cut_within_two_percent_of_the_best_that_was_timed(
+    fitted: tuple[cost.Constants, list[tune.Row]],
+) -> None:
+    constants, rows = fitted
+    assert len(rows) == 9
+    assert tune.worst_off(GPU, constants, rows) <= tune.MOST_OFF
+
+
+def test_the_defaults_cut_every_row_within_four_percent(fitted: tuple[cost.Constants, list[tune.Row]]) -> None:
+    """They were fitted to older kernels (docs/kernel.md)."""
+    assert tune.worst_off(GPU, cost.DEFAULTS["wgmma"], fitted[1]) <= 0.04
