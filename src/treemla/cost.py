@@ -23,15 +23,8 @@ from treemla.tiles import MAX_PARTS, KernelPath
 
 DESIGN_CONTEXTS = (4096, 16384, 65536)  # committed tokens that a plan is made for where its caller says nothing
 DESIGN_BATCHES = (1, 4, 16, 64)  # as far as a plan takes them; more requests than SMs fill any tiling
-WAVES = (
-    1,
-    1 / 2,
-    3 / 4,
-    1 / 4,
-    2,
-    3,
-    4,
-)  # CTAs of a launch, as a multiple of the SMs; the first of equals is chosen: halves leave memory and L2 to fewer
+# CTAs of a launch, as a multiple of the SMs; the first of equals is chosen. Half before three quarters: fewer share L2.
+WAVES = (1, 1 / 2, 3 / 4, 1 / 4, 2, 3, 4)
 Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
 ALWAYS_HALVED = 2**30  # tiles

@@ -214,14 +214,17 @@ def test_blessing_beside_a_comparison_is_wrong_usage(monkeypatch):
     assert cli.main(["static", "--bless", "why", "--against", "stored"]) == Exit.USAGE
 
 
+@pytest.mark.parametrize("name", ["bad-gpu-perf.jsonl", "bad-gpu-peers.jsonl"])
 @pytest.mark.parametrize("content", [b"{}\n", b"\xff\xfe", b""])
-def test_committed_times_that_do_not_load_are_named_before_anything_is_compiled(tmp_path, monkeypatch, content, capsys):
+def test_committed_times_that_do_not_load_are_named_before_anything_is_compiled(
+    tmp_path, monkeypatch, content, name, capsys
+):
     (tmp_path / "docs/measured").mkdir(parents=True)
-    (tmp_path / "docs/measured/bad-gpu-perf.jsonl").write_bytes(content)
+    (tmp_path / "docs/measured" / name).write_bytes(content)
     monkeypatch.setattr(static_gate, "REPO", tmp_path)
     monkeypatch.setattr(static_gate, "compile_all", lambda: pytest.fail("went on"))
     assert cli.main(["static"]) == Exit.BASELINE_MISSING
-    assert "bad-gpu-perf.jsonl" in capsys.readouterr().out
+    assert name in capsys.readouterr().out
 
 
 def test_what_is_stored_loads_as_it_was_and_as_the_schema_says(tmp_path):
