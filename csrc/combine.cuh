@@ -142,7 +142,8 @@ __device__ __forceinline__ void combine(const VerifyParams& p, const CombineCut&
     const int64_t to = first_row + chunk / kRowChunks;
     const int dim = dim_of(chunk % kRowChunks / 8, lane / 8, lane / 4 % 2, 2 * (lane % 4));
     const ClosedRow closed(p, count, most, weight);
-    *reinterpret_cast<__nv_bfloat162*>(p.out + to * kLatentDim + dim) = __floats2bfloat162_rn(sum.x * closed.scale, sum.y * closed.scale);
+    *reinterpret_cast<__nv_bfloat162*>(p.out + to * kLatentDim + dim) =
+        __floats2bfloat162_rn(sum.x * closed.scale, sum.y * closed.scale);
     if (dim == 0) p.lse[to] = closed.lse;
   }
 }

@@ -21,7 +21,7 @@
 //            of copies of 16 rows
 // empty[box] 4 scorer warps and 4 of the accumulator that reads its values
 // ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
-// After the last tile of a piece one more turn of ready and spent hands over the final factors.
+// After the last tile of a piece one more turn of ready and spent hands over the final factors, which a direct piece needs.
 #pragma once
 #include "fp8.cuh"
 #include "work.cuh"
@@ -618,7 +618,7 @@ __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* s
 // a block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
 template <int kRowTiles, KvType kKv, bool kHalves>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
-  // The ring of a half is that of the whole: producers run the same code for both, and before they know which it is.
+  // The ring of a half is that of the whole, so that producers run the same code for both: no other has to arrive first.
   using Whole = WgLayout<kRowTiles * kRowTile, kKv>;
   using Half = WgLayout<(kRowTiles + 1) / 2 * kRowTile, kKv, Whole::kRing>;
   static_assert(Half::kRing == Whole::kRing || !kHalves);

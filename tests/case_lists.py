@@ -64,6 +64,7 @@ def _gpu_cases() -> Iterator[Case]:
     yield from sweep(replace(base, lengths=(4096, 1, 300, 0, 0)), padding=(1, 2), tree=("chain", "ddtree"))
     yield from sweep(base, lengths=((0,), (0,) * 16, (0, 0, 5000, 0), (1,), (1, 1, 1)), heads=(8, 16))
     yield from sweep(replace(base, tree_tokens=1, tree="none", lengths=MIXES[3]), tail=(0, 1), heads=(8, 16, 128))
+    yield from sweep(replace(base, tree_tokens=1, tree="none"), lengths=((16384,) * 2, (16384,) * 4))
     yield from sweep(base, pair=(1,), lengths=(MIXES[1], (4096,)))
     fp8 = replace(base, kv="fp8")
     for lengths in ((4096,), (65536,), (16384,) * 8):

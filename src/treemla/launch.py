@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treemla import cubins, tiles
+from treemla import combine, cubins, tiles
 from treemla.problem import FP8, Slots, SlotTable
 
 if TYPE_CHECKING:
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
 PLAN_THREADS = 256
 PACK_THREADS = 256
-COMBINE_WARPS = 8  # of a CTA
-COMBINE_WARP_DIMS = 256  # that a warp merges where its lanes share no pieces
-COMBINE_LANE_PIECES = 5  # partial rows that a lane reads at once
-MOST_PIECE_SHIFT = 2
-FEW_ROWS = 64  # of all requests
 RUN_ROWS = 16  # of a tensor copy
 DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
 INT32_MAX = 2**31 - 1
@@ -194,11 +189,10 @@ def verify(
         [_kv_map(kv_cache.data_ptr(), *kv_cache.shape, kv_cache.stride(0))] if path.copies_runs and not fp8_kv else []
     )
     _launch(name, plan.device, grid, path.threads, shared_bytes, args, *maps, overlaps_previous=True)
-    piece_shift, warp_shift = combine_cut(plan, slots.batch)
-    cut = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, piece_shift, warp_shift)]
-    warps = (shape.rows * shape.latent_dim // COMBINE_WARP_DIMS) << piece_shift + warp_shift
-    grid = (-(-warps // COMBINE_WARPS), slots.batch)
-    _launch("treemla_combine", plan.device, grid, 32 * COMBINE_WARPS, 0, args, *cut, overlaps_previous=True)
+    cut = combine.cut(plan, slots.batch)
+    grid = combine.grid(plan, slots.batch, cut)
+    extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, *cut)]
+    _launch("treemla_combine", plan.device, grid, 32 * combine.CTA_WARPS, 0, args, *extents, overlaps_previous=True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -224,24 +218,6 @@ def _kv_map(address: int, num_slots: int, head_dim: int, stride: int) -> Any:
     )
     _raise_on(error, f"kv_cache: tensor map of {num_slots} rows, {stride} elements apart")
     return (ctypes.c_uint64 * 16)(*map(int, made.opaque))
-
-
-def combine_cut(plan: VerifyPlan, batch: int) -> tuple[int, int]:
-    """(piece_shift, warp_shift) of csrc/combine.cuh. By what an H200 was quickest with (docs/kernel-log.md, 49): lanes share
-    pieces where there are more than one reads at once, the more so where there are few rows; warps share them only where
-    a second turn of one warp would not do, for then they have to meet.
-
-    Under fixed split it depends on the plan alone: the order of additions decides the last bits of the result.
-    """
-    requests = plan.max_batch if plan.fixed_split else batch
-    pieces = len(plan.partial_out) // requests if plan.fixed_split else 1 + plan.parts // requests
-    if pieces <= COMBINE_LANE_PIECES:
-        return 0, 0
-    piece_shift = MOST_PIECE_SHIFT if requests * plan.shape.rows <= FEW_ROWS else 1
-    if pieces <= COMBINE_LANE_PIECES << MOST_PIECE_SHIFT:
-        return piece_shift, 0
-    warps = -(-pieces // (COMBINE_LANE_PIECES << piece_shift))
-    return piece_shift, min(COMBINE_WARPS.bit_length() - 1, (warps - 1).bit_length())
 
 
 def _slots_arg(slots: Slots) -> SlotsArg:

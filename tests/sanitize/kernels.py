@@ -12,7 +12,17 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so
 
 import torch
 
-from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, cubins, pack_tree_mask, verify_attention
+from treemla import (
+    MaskLayout,
+    SlotRanges,
+    SlotTable,
+    VerifyPlan,
+    VerifyShape,
+    combine,
+    cubins,
+    pack_tree_mask,
+    verify_attention,
+)
 from treemla.cost import ALWAYS_HALVED
 from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
@@ -20,6 +30,7 @@ from treemla.tiles import KernelPath
 
 POOL_SLOTS = 1000
 PAGE = 16
+MANY_PARTS = 40  # for a request of T = 1: as many as warps of combine share
 TOLERANCE = 0.05  # enough to tell a right answer from garbage; tests/parity says how right
 
 
@@ -47,6 +58,7 @@ CASES = (
     SanitizeCase(7, 8),
     SanitizeCase(8, 9, index_dtype=torch.int32),
     SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
+    SanitizeCase(8, 1, lengths=(900,), parts=MANY_PARTS, chain=True),
 )
 
 # Row bytes, moves, disjoint: whole rows, slices of a row, one chunk of a row, several groups.
@@ -103,6 +115,8 @@ def _step(
     out, lse = verify_attention(q, kv, slots, None if case.chain else words, plan, sm_scale=192**-0.5)
     if int(plan.request_ptr.cpu()[len(case.lengths)]) <= len(case.lengths):
         raise SystemExit(f"{case}: no request was cut, so nothing was combined")
+    if case.parts == MANY_PARTS and combine.cut(plan, len(case.lengths)).warp_shift == 0:
+        raise SystemExit(f"{case}: no warps of combine meet")
     return words, out, lse
 
 

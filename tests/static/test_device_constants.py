@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from treemla import cubins, launch, launch_moves, nvcc, schedule, tiles
+from treemla import combine, cubins, launch, launch_moves, nvcc, schedule, tiles
 
 STRUCTS = {
     "Slots": launch.SlotsArg,
@@ -23,9 +23,9 @@ CONSTANTS = {
     "kMoveThreads": launch_moves.MOVE_THREADS,
     "kMoveChunks": launch_moves.MOVE_CHUNKS,
     "kMoveBuffers": launch_moves.MOVE_BUFFERS,
-    "kCombineWarps": launch.COMBINE_WARPS,
-    "kRowsAtOnce": launch.COMBINE_LANE_PIECES,
-    "kMaxPieceShift": launch.MOST_PIECE_SHIFT,
+    "kCombineWarps": combine.CTA_WARPS,
+    "kRowsAtOnce": combine.LANE_PIECES,
+    "kMaxPieceShift": combine.MOST_PIECE_SHIFT,
     "kMinPartTokens": schedule.MIN_PART_TOKENS,
     "kDirect": schedule.DIRECT,
     "kOverlong": schedule.OVERLONG,
@@ -45,7 +45,7 @@ def test_python_and_device_code_agree(arch, tmp_path):
         claims += [
             f"offsetof(treemla::{name}, {field}) == {getattr(struct, field).offset}" for field, *_ in struct._fields_
         ]
-    claims.append(f"32 * treemla::kLatentDim / treemla::kRowChunks == {launch.COMBINE_WARP_DIMS}")
+    claims.append(f"32 * treemla::kLatentDim / treemla::kRowChunks == {combine.WARP_DIMS}")
     for path in target.paths:
         claims += [
             f"treemla::{layout.format(rows=rows)}::kBytes == {path.shared_memory_bytes(rows, kv == 'e4m3')}"

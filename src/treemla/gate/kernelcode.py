@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from treemla import launch, launch_moves, nvcc, tiles
+from treemla import combine, launch, launch_moves, nvcc, tiles
 from treemla.gate import sass, static
 from treemla.gate.baseline import ROOT, BrokenBaseline
 from treemla.gate.records import parsed, text_of
@@ -23,7 +23,7 @@ MAX_CTAS = {"sm_90a": 32, "sm_120a": 24}
 THREADS = {
     "treemla_plan": launch.PLAN_THREADS,
     "treemla_pack_mask": launch.PACK_THREADS,
-    "treemla_combine": 32 * launch.COMBINE_WARPS,
+    "treemla_combine": 32 * combine.CTA_WARPS,
     "treemla_move_rows": launch_moves.MOVE_THREADS,
 }
 
