@@ -21,7 +21,7 @@ class Cut(NamedTuple):
 
 def cut(plan: "VerifyPlan", batch: int) -> Cut:
     """Lanes share pieces where there are more than one reads at once, the more so where there are few rows; warps only
-    from 20 pieces on, since they have to meet then: below, a second turn of one warp is quicker.
+    beyond 20 pieces, since they have to meet then: below, a second turn of one warp is quicker.
 
     Under fixed split it depends on the plan alone: the order of additions decides the last bits of the result.
     """
