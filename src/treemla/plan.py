@@ -79,7 +79,8 @@ class VerifyPlan:
         row, dtype = (3 * shape.latent_dim // 2, torch.bfloat16) if on_gpu else (shape.latent_dim, torch.float32)
         self.partial_out = zeros(max_slots, self.blocks, self.block_rows, row, dtype=dtype)
         # Of a row: its lse or, as the kernels keep it, the reference of its weights and their sum.
-        self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, *[2] * on_gpu, dtype=torch.float32)
+        of_a_row = (2,) if on_gpu else ()
+        self.partial_lse = zeros(max_slots, self.blocks, self.block_rows, *of_a_row, dtype=torch.float32)
 
     @classmethod
     def from_tensors(

@@ -11,16 +11,10 @@ from treemla.gate.cases import VerifyCase
 
 TIMES = Path(__file__).parents[2] / "docs/measured/raw/2026-11-30-h200-e53c3a3-tune.jsonl"
 GPU = tune.Gpu(tiles.WGMMA, 132)
-Cut = tuple[object, ...]  # what a launch does: two tilings may cut a case alike
 
 
-def cut(case: VerifyCase, tiling: cost.Tiling) -> Cut:
-    made = tiling.schedule(case.contexts, case.tree_tokens, GPU.kernel)
-    return case.id, tiling.block_rows, tiling.parts, *(a.tobytes() for a in (made.pieces, made.part_ptr, made.halved))
-
-
-def recorded(cases: list[VerifyCase]) -> dict[Cut, float]:
-    """{cut: microseconds} of these cases."""
+def recorded(cases: list[VerifyCase]) -> dict[tuple[str, tune.Cut], float]:
+    """{(case, cut): microseconds} of these cases."""
     by_id, us = {case.id: case for case in cases}, {}
     for made in schema.load(TIMES):
         if made.case not in by_id:
@@ -30,7 +24,7 @@ def recorded(cases: list[VerifyCase]) -> dict[Cut, float]:
         rows, parts, overhead = map(int, match.groups()[:3])
         case, halved = by_id[made.case], cost.ALWAYS_HALVED if match[4] else 0
         tiling = cost.Tiling(-(-case.tree_tokens * case.heads // rows), rows, parts, overhead, halved)
-        us[cut(case, tiling)] = made.value
+        us[case.id, tune.cut_of(GPU, case, tiling)] = made.value
     return us
 
 
@@ -39,8 +33,8 @@ def fitted() -> tuple[cost.Constants, list[tune.Row]]:
     """The constants of the recorded probes, and the recorded sweeps."""
     probes = tune.probes(GPU)
     us = recorded([*(case for case, _ in probes), *tune.ROWS])
-    constants = tune.fit(GPU, [(probe, us[cut(*probe)]) for probe in probes])
-    timer = lambda case, tiling: us[cut(case, tiling)]  # noqa: E731 - a KeyError names what was not timed
+    timer = lambda case, tiling: us[case.id, tune.cut_of(GPU, case, tiling)]  # noqa: E731 - not timed: a KeyError
+    constants = tune.fit(GPU, [(probe, timer(*probe)) for probe in probes])
     return constants, [tune.sweep(GPU, case, timer, (cost.DEFAULTS["wgmma"], constants)) for case in tune.ROWS]
 
 

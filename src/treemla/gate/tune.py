@@ -22,6 +22,7 @@ PULL = 0.002  # of the defaults on a constant that no probe shows, beside relati
 
 Timer = Callable[[VerifyCase, cost.Tiling], float]  # median microseconds of a layer
 Probe = tuple[VerifyCase, cost.Tiling]
+Cut = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Row:
     def off(self, tiling: cost.Tiling) -> float:
         """How much longer it takes than the best, as a fraction."""
         return self.us[tiling] / self.us[self.best] - 1
+
+
+def cut_of(gpu: Gpu, case: VerifyCase, tiling: cost.Tiling) -> Cut:
+    """What a launch does: tilings that differ may cut a case alike."""
+    made = tiling.schedule(case.contexts, case.tree_tokens, gpu.kernel)
+    return tiling.block_rows, tiling.parts, *(a.tobytes() for a in (made.pieces, made.part_ptr, made.halved))
 
 
 def shape_of(case: VerifyCase) -> VerifyShape:
@@ -115,14 +122,12 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
         if gpu.kernel.half_rows(tiling.block_rows) and tiling.parts > 1 and tiling.blocks <= cost.MOST_HALVED_BLOCKS
     )
     us: dict[cost.Tiling, float] = {}
-    timed: dict[object, float] = {}
+    timed: dict[Cut, float] = {}
     for tiling in tilings:
-        pieces = tiling.schedule(case.contexts, case.tree_tokens, gpu.kernel)
-        cut = pieces.pieces, pieces.part_ptr, pieces.halved
-        key = tiling.block_rows, tiling.parts, *(array.tobytes() for array in cut)
-        if key not in timed:
-            timed[key] = timer(case, tiling)
-        us[tiling] = timed[key]
+        cut = cut_of(gpu, case, tiling)
+        if cut not in timed:
+            timed[cut] = timer(case, tiling)
+        us[tiling] = timed[cut]
     return Row(case, us)
 
 
