@@ -65,6 +65,17 @@ __device__ __forceinline__ int32_t held_tiles(const PlanParams& p, int32_t commi
   return committed == kOverlong ? 0 : (committed + p.tree_tokens - 1 >> p.tile_shift) + 1;
 }
 
+// Writes all pieces and every CTA's work. piece(i): the i-th of `count`; begin(i): of the first of part i, begin(parts) = count.
+template <class PieceOf, class BeginOf>
+__device__ __forceinline__ void write_schedule(const PlanParams& p, int count, int parts, const PieceOf& piece, const BeginOf& begin) {
+  for (int i = threadIdx.x; i < count; i += kPlanThreads) p.pieces[i] = piece(i);
+  const bool halved = parts < p.parts;
+  for (int i = threadIdx.x; i < p.parts; i += kPlanThreads) {
+    const int part = halved ? i / 2 : i, first = begin(part), end = part < parts ? begin(part + 1) : first;
+    p.part_work[i] = PartWork{first < end ? piece(first) : Piece{}, first, end, halved, 0};
+  }
+}
+
 __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_t* first_piece) {
   for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) {
     const int32_t n = committed[r];
@@ -73,19 +84,18 @@ __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_
   __syncthreads();
   prefix_sum(first_piece, p.batch);
   const int32_t count = first_piece[p.batch];
-  for (int i = threadIdx.x; i < count; i += kPlanThreads) {
+  for (int r = threadIdx.x; r <= p.batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
+  const auto piece = [&](int i) {
     const int request = lower_bound(first_piece, p.batch + 1, i + 1) - 1;
     const int nth = i - first_piece[request], own = first_piece[request + 1] - first_piece[request];
     const int end = nth + 1 < own ? (nth + 1) * p.split_tokens : committed[request] + p.tree_tokens;
-    p.pieces[i] = Piece{request, nth * p.split_tokens, end, own == 1 ? kDirect : i};
-  }
-  for (int i = threadIdx.x; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = int32_t(int64_t(i) * count / p.parts);
-  for (int r = threadIdx.x; r <= p.batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
-  if (threadIdx.x == 0) *p.halved = 0;
+    return Piece{request, nth * p.split_tokens, end, own == 1 ? kDirect : i};
+  };
+  write_schedule(p, count, p.parts, piece, [&](int i) { return int32_t(int64_t(i) * count / p.parts); });
 }
 
 // Shared memory, int32: committed, line_begin, first_piece and first_cut [B+1]; cut_request, cut_tile, cuts_before and
-// cut_part [parts+2]. Behind launch.plan_shared_bytes.
+// edge [parts+2]. Behind launch.plan_shared_bytes.
 __host__ __device__ constexpr int plan_shared_bytes(int batch, int parts) { return 4 * (4 * (batch + 1) + 4 * (parts + 2)); }
 
 __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int32_t* shared) {
@@ -96,7 +106,7 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   int32_t* cut_request = first_cut + batch + 1;
   int32_t* cut_tile = cut_request + p.parts + 2;
   int32_t* cuts_before = cut_tile + p.parts + 2;   // effective cuts before the part
-  int32_t* cut_part = cuts_before + p.parts + 2;   // part of the nth effective cut
+  int32_t* edge = cuts_before + p.parts + 2;       // tile of the nth effective cut
 
   for (int r = thread; r < batch; r += kPlanThreads)
     line_begin[r] = held_tiles(p, committed[r]) + p.overhead_tiles;
@@ -127,7 +137,7 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   __syncthreads();
   prefix_sum(cuts_before, parts + 1);
   for (int i = thread; i < parts; i += kPlanThreads)
-    if (effective(i)) cut_part[cuts_before[i]] = i;
+    if (effective(i)) edge[cuts_before[i]] = cut_tile[i];
   for (int r = thread; r <= batch; r += kPlanThreads)
     first_cut[r] = cuts_before[lower_bound(cut_request, parts + 1, r)];
   __syncthreads();
@@ -136,23 +146,19 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   __syncthreads();
   prefix_sum(first_piece, batch);
 
-  for (int r = thread; r <= batch; r += kPlanThreads) {
-    p.request_ptr[r] = first_piece[r];
-    if (r == batch || committed[r] == kOverlong) continue;
-    const bool whole = first_cut[r] == first_cut[r + 1];
-    const int end = whole ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r]]] << p.tile_shift;
-    p.pieces[first_piece[r]] = Piece{r, 0, end, whole ? kDirect : 2 * first_cut[r]};
-  }
-  if (thread == 0) *p.halved = halved;
-  for (int i = parts + 1 + thread; i <= p.parts; i += kPlanThreads) p.part_ptr[i] = first_piece[batch];
-  for (int i = thread; i <= parts; i += kPlanThreads) {
-    const int r = cut_request[i], nth = cuts_before[i] - first_cut[r], at = first_piece[r] + nth + effective(i);
-    p.part_ptr[i] = at;
-    if (!effective(i)) continue;
-    const bool last = first_cut[r] + nth + 1 == first_cut[r + 1];
-    const int end = last ? committed[r] + p.tree_tokens : cut_tile[cut_part[first_cut[r] + nth + 1]] << p.tile_shift;
-    p.pieces[at] = Piece{r, cut_tile[i] << p.tile_shift, end, 2 * cuts_before[i] + 1};
-  }
+  for (int r = thread; r <= batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
+  const auto piece = [&](int i) {
+    const int r = lower_bound(first_piece, batch + 1, i + 1) - 1, nth = i - first_piece[r];
+    const int cut = first_cut[r] + nth, end_cut = first_cut[r + 1];  // effective cuts: the piece's end, the request's last
+    const int slot = first_cut[r] == end_cut ? kDirect : nth == 0 ? 2 * cut : 2 * cut - 1;
+    return Piece{r, nth == 0 ? 0 : edge[cut - 1] << p.tile_shift,
+                 cut == end_cut ? committed[r] + p.tree_tokens : edge[cut] << p.tile_shift, slot};
+  };
+  const auto begin = [&](int i) {
+    const int r = cut_request[i];
+    return first_piece[r] + cuts_before[i] - first_cut[r] + effective(i);
+  };
+  write_schedule(p, first_piece[batch], parts, piece, begin);
 }
 
 __device__ __forceinline__ void plan(const PlanParams& p) {

@@ -51,14 +51,20 @@ struct alignas(16) Piece {
   int32_t request, kv_begin, kv_end, slot;
 };
 
+// What a CTA reads before all else, so that no load of its first piece waits for another: a part's pieces begin .. end-1, the
+// first of them beside, and whether row blocks are halved, in which case two neighbours have the same part.
+struct alignas(16) PartWork {
+  Piece first;
+  int32_t begin, end, halved, unused;
+};
+
 struct PlanParams {
   const void* seq_lens;  // [B] int32 or int64
   Slots slots;           // capacity of request b: `capacity`, or row[b+1] - row[b] for ranges
   int32_t* committed;    // [B]
   Piece* pieces;         // [max_pieces]
-  int32_t* part_ptr;     // [parts + 1]
+  PartWork* part_work;   // [parts]
   int32_t* request_ptr;  // [B + 1]
-  int32_t* halved;       // [1]
   int32_t batch, parts, tree_tokens, tail;
   int32_t seq_lens_is_64;
   int32_t slots_are_ranges;
@@ -87,9 +93,8 @@ struct VerifyParams {
   Slots slots;
   const int32_t* committed;       // [B]
   const Piece* pieces;
-  const int32_t* part_ptr;        // [parts + 1]
+  const PartWork* part_work;      // [parts]
   const int32_t* request_ptr;     // [B + 1]
-  const int32_t* halved;          // [1]
   char* partial_out;              // [slots, blocks, block_rows, 512 * 3 bytes], sums of weight * value; as work.cuh has them
   float2* partial_lse;            // [slots, blocks, block_rows]: base-2 reference of the weights, and their sum
   __nv_bfloat16* out;             // [B*T, H, 512]

@@ -383,17 +383,17 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  const PartPieces pieces(p, blockIdx.y);
+  const PartPieces pieces(p);
   if (threadIdx.x >= 32 * kWarps) {
     release_registers<kProducerRegisters>();
     using Producer = std::conditional_t<kKv == KvType::bf16, MmaProducer<Layout>, MmaFp8Producer<Layout>>;
     Producer producer{p, shared_address(shared), pieces.row_of_0};
-    for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
+    for (int i = pieces.begin(); i < pieces.end(); ++i) producer.run(pieces.at(i));
     wait_copies();
   } else {
     claim_registers<kConsumerRegisters>();
     MmaConsumer<kRowTiles> consumer(p, shared);
-    for (int i = pieces.begin; i < pieces.end; ++i) consumer.run(p.pieces[i]);
+    for (int i = pieces.begin(); i < pieces.end(); ++i) consumer.run(pieces.at(i));
   }
 }
 

@@ -20,7 +20,8 @@
 // full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones; and the bytes
 //            of copies of 16 rows
 // empty[box] 4 scorer warps and 4 of the accumulator that reads its values
-// ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
+// ready      4 scorer warps: P and factors                spent      8 accumulator warps have read them
+// scored     4 scorer warps: two thirds of a tile's scores are there
 // After the last tile of a piece one more turn of ready and spent hands over the final factors, which a direct piece needs.
 #pragma once
 #include "fp8.cuh"
@@ -42,12 +43,13 @@ constexpr int kAccumulators = 2;
 constexpr int kBlocksEach = kLatentDim / 64 / kAccumulators;  // of 64 dims
 constexpr int kWgThreads = 512;
 
-// The end of a CTA's shared memory, at which every layout has its barriers; one more 8 bytes are free.
+// The end of a CTA's shared memory, at which every layout has its barriers; 8 more bytes are free.
 constexpr int kWgSharedBytes = 232448;
-constexpr int kEmptyBarriers = kWgSharedBytes - 8 * (kMaxRingBoxes + kMaxRingGroups + 3);
+constexpr int kEmptyBarriers = kWgSharedBytes - 8 * (kMaxRingBoxes + kMaxRingGroups + 4);
 constexpr int kFullBarriers = kEmptyBarriers + 8 * kMaxRingBoxes;
 constexpr int kReadyBarrier = kFullBarriers + 8 * kMaxRingGroups;
 constexpr int kSpentBarrier = kReadyBarrier + 8;
+constexpr int kScoredBarrier = kSpentBarrier + 8;
 
 constexpr float kHeadroom = 8.f;  // of a row's scores above its reference, base 2
 
@@ -79,7 +81,7 @@ struct WgLayout {
   static constexpr int kWarpValues = kProbs;                      // float [4][kRows], while no P is there
   static constexpr int kScale = kProbs + kRowBytes;               // float [kRows]
   static constexpr int kWords = kScale + kRows * 4;               // uint64 [kTokens]: of the block's tree tokens
-  static constexpr int kMoved = kWords + kTokens * 8;             // int: the tile's factors are not all 1
+  static constexpr int kMoved = kWords + kTokens * 8;             // int [2], by turn: a tile's factors are not all 1
   static constexpr int kTokenOfRow = kMoved + 8;                  // uint8 [kRows]: from the block's first tree token
   static constexpr int kBytes = kWgSharedBytes;
   static_assert(kQuery + kSideBytes <= kEmptyBarriers && kRing > kBoxes);
@@ -260,6 +262,7 @@ struct WgFp8Producer {
 template <class Layout>
 struct Scorer {
   static constexpr int kRows = Layout::kRows, kRowTiles = Layout::kRowTiles;
+  static constexpr int kEarly = 4 * (kRowTiles < 3 ? kRowTiles : 3);  // more of 72 rows would not fit the registers
   const VerifyParams& p;
   char* const shared;
   const uint32_t base;
@@ -311,7 +314,8 @@ struct Scorer {
       }
       wgmma_commit();
     }
-    barrier_wait(base + kSpentBarrier, turn ^ 1);  // long over, but a look takes its time
+    wgmma_wait<1>();
+    if (lane == 0) barrier_arrive(base + kScoredBarrier);
     wgmma_wait<0>();
   }
 
@@ -332,16 +336,25 @@ struct Scorer {
     float above[3] = {-INFINITY, -INFINITY, -INFINITY};  // three chains, not one long one
 #pragma unroll
     for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], fmaf(most_of(s, j), p.score_scale, -reference[j]));
-    const bool moves = tile == 0 || vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kHeadroom);
-    if (moves) move_reference(s, tile == 0);
-    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved) = moves && tile > 0;
+    const bool moves = vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kHeadroom);
+    const auto probability = [&](int i) { return exp2_approx(fmaf(s[i], p.score_scale, -reference[i / 4 * 2 + i % 2])); };
+    float early[kEarly];  // while the vote is out, as if nothing moved
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) early[i] = probability(i);
+    if (moves) {
+      move_reference(s, tile == 0);
+#pragma unroll
+      for (int i = 0; i < kEarly; ++i) early[i] = probability(i);
+    }
+    if (thread == 0) *reinterpret_cast<int*>(shared + Layout::kMoved + 4 * turn) = moves && tile > 0;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) s[4 * n + c] = exp2_approx(fmaf(s[4 * n + c], p.score_scale, -reference[2 * n + c % 2]));
+      for (int i = 4 * n; i < 4 * n + 4; ++i) s[i] = i < kEarly ? early[i % kEarly] : probability(i);
       row_sum[2 * n] += s[4 * n] + s[4 * n + 2];
       row_sum[2 * n + 1] += s[4 * n + 1] + s[4 * n + 3];
     }
+    barrier_wait(base + kSpentBarrier, turn ^ 1);  // of the last P: its values may be multiplied until now
     store_probs(s);
   }
 
@@ -354,6 +367,7 @@ struct Scorer {
   // itself: its result does not hang on its neighbours. `first`: there is nothing older.
   __device__ void move_reference(const float (&s)[4 * kRowTiles], bool first) {
     float* warp_max = warp_values() + 2 * pair;
+    barrier_wait(base + kSpentBarrier, turn ^ 1);
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       float2 most = make_float2(most_of(s, 2 * n), most_of(s, 2 * n + 1));
@@ -423,7 +437,8 @@ struct Scorer {
 
   __device__ void hand_over() {
     fence_async_proxy();
-    barrier_arrive(base + kReadyBarrier);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(base + kReadyBarrier);
     turn ^= 1;
   }
 
@@ -497,6 +512,7 @@ struct Accumulator {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   int first_stage = 0;  // of the tile's boxes
   uint32_t turn = 0;    // parity of ready and spent
+  uint32_t scored = 0;  // of the next tile's scores
   float o[kBlocksEach][4 * kRowTiles];
 
   __device__ float2 factor_of(int n) const {
@@ -504,7 +520,7 @@ struct Accumulator {
   }
 
   __device__ void rescale() {
-    if (!*reinterpret_cast<const int*>(shared + Layout::kMoved)) return;
+    if (!*reinterpret_cast<const int*>(shared + Layout::kMoved + 4 * turn)) return;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const float2 factor = factor_of(n);
@@ -522,7 +538,10 @@ struct Accumulator {
     return first_stage + box < Layout::kRing ? first_stage + box : first_stage + box - Layout::kRing;
   }
 
-  __device__ void accumulate() {
+  // Where several row blocks read a tile the tensor cores bound them, and would be idle during softmax: so only half of a
+  // tile's values are multiplied beside the next one's scores, the other half when most of those are there. It needs the
+  // next tile's boxes beside this one's, else both would wait forever. One block waits for memory: its boxes go back first.
+  __device__ void accumulate(bool next_follows) {
     barrier_wait(base + kReadyBarrier, turn);
     rescale();
     wgmma_fence();
@@ -531,8 +550,10 @@ struct Accumulator {
     multiply(0);
     multiply(1);
     release<1>(0);
+    release<0>(1);
+    scored ^= 1;
+    if (Layout::kRing >= 2 * kBoxes - 1 && gridDim.x > 1 && next_follows) barrier_wait(base + kScoredBarrier, scored);
     multiply(2);
-    release<1>(1);
     multiply(3);
     release<1>(2);
     release<0>(3);
@@ -577,7 +598,7 @@ struct Accumulator {
 #pragma unroll
       for (int i = 0; i < 4 * kRowTiles; ++i) o[m][i] = 0.f;
     const int tiles = tiles_of(piece, kWgTileTokens);
-    for (int tile = 0; tile < tiles; ++tile) accumulate();
+    for (int tile = 0; tile < tiles; ++tile) accumulate(tile + 1 < tiles);
 
     // A partial needs no final factor: it is on its way while the scorer closes the rows.
     const BlockOutput to(p, piece, block, 4 * which + warp);
@@ -595,23 +616,24 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
   if (threadIdx.x < kMaxRingBoxes) barrier_init(base + kEmptyBarriers + 8 * threadIdx.x, 8);
   if (threadIdx.x < kMaxRingGroups) barrier_init(base + kFullBarriers + 8 * threadIdx.x, 128);
   if (threadIdx.x == 0) {
-    barrier_init(base + kReadyBarrier, 128);
+    barrier_init(base + kReadyBarrier, 4);
     barrier_init(base + kSpentBarrier, 4 * kAccumulators);
+    barrier_init(base + kScoredBarrier, 4);
   }
 }
 
 template <class Layout>
 __device__ __forceinline__ void score_pieces(const VerifyParams& p, char* shared, const PartPieces& pieces, const RowBlock& block) {
   Scorer<Layout> scorer{p, shared, shared_address(shared), block};
-  if (pieces.begin < pieces.end) scorer.copy_query(pieces.at(pieces.begin).request);
-  for (int i = pieces.begin; i < pieces.end; ++i)
-    scorer.run(pieces.at(i), i, i + 1 < pieces.end ? p.pieces[i + 1].request : -1);
+  if (pieces.begin() < pieces.end()) scorer.copy_query(pieces.work.first.request);
+  for (int i = pieces.begin(); i < pieces.end(); ++i)
+    scorer.run(pieces.at(i), i, i + 1 < pieces.end() ? p.pieces[i + 1].request : -1);
 }
 
 template <class Layout>
 __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* shared, const PartPieces& pieces, const RowBlock& block) {
   Accumulator<Layout> accumulator{p, shared, shared_address(shared), block};
-  for (int i = pieces.begin; i < pieces.end; ++i) accumulator.run(p.pieces[i]);
+  for (int i = pieces.begin(); i < pieces.end(); ++i) accumulator.run(pieces.at(i));
 }
 
 // A CTA takes a block of the rows and a part of the tokens or, kHalves and in a short step (PlanParams.halved_tiles), half
@@ -628,19 +650,15 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const Tensor
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  const bool halved = kHalves && *p.halved;
+  PartPieces pieces(p);
+  const bool halved = kHalves && pieces.work.halved;
   const auto half_block = [] { return RowBlock(Whole::kRows, Half::kRows, blockIdx.y % 2 * gridDim.x + blockIdx.x); };
-  PartPieces pieces(p, blockIdx.y);
-  if constexpr (kHalves) {
-    const PartPieces half(p, blockIdx.y / 2);  // asked for together with the whole part's
-    if (halved) pieces = half;
-    if (halved && half_block().row0 >= p.tree_tokens * p.heads) pieces.end = pieces.begin;
-  }
+  if (halved && half_block().row0 >= p.tree_tokens * p.heads) pieces.work.end = pieces.work.begin;
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
     const auto produce = [&](auto producer) {
-      for (int i = pieces.begin; i < pieces.end; ++i) producer.run(pieces.at(i));
+      for (int i = pieces.begin(); i < pieces.end(); ++i) producer.run(pieces.at(i));
     };
     if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Whole>{p, base, pieces.row_of_0});
     else if (kHalves && gridDim.x == 1) produce(WgProducer<Whole, 1>{p, kv_map, base, pieces.row_of_0});

@@ -56,17 +56,17 @@ struct RowBlock {
   __device__ int64_t partial_row(int slot) const { return int64_t(slot) * slot_rows + row0; }
 };
 
-// The pieces of part `part`. With one request piece i is part i's first: read beside part_ptr and not after it.
+// The pieces of a CTA.
 struct PartPieces {
   const Piece* pieces;
-  int part, begin, end;
-  Piece guess;
-  int64_t row_of_0;  // of request 0's slots, for the same reason
+  PartWork work;
+  int64_t row_of_0;  // of request 0's slots: read beside the work and not after it
 
-  __device__ PartPieces(const VerifyParams& p, int part)
-      : pieces(p.pieces), part(part), begin(p.part_ptr[part]), end(p.part_ptr[part + 1]), guess(p.pieces[part]),
-        row_of_0(load_index(p.slots.row, 0, p.slots.row_is_64)) {}
-  __device__ Piece at(int i) const { return i == part ? guess : pieces[i]; }
+  __device__ explicit PartPieces(const VerifyParams& p)
+      : pieces(p.pieces), work(p.part_work[blockIdx.y]), row_of_0(load_index(p.slots.row, 0, p.slots.row_is_64)) {}
+  __device__ int begin() const { return work.begin; }
+  __device__ int end() const { return work.end; }
+  __device__ Piece at(int i) const { return i == work.begin ? work.first : pieces[i]; }
 };
 
 // Which of a request's tree tokens its token `token` sees.

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cases import FAMILIES, FP8_DTYPES, LOW, MIXES, SLOTS, TREES, Case
+from cases import FAMILIES, FP8_DTYPES, LOW, MIXES, RISING, SLOTS, TREES, Case
 
 TREE_TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 63, 64)
 HEADS = (1, 2, 3, 5, 8, 16, 20, 64, 128)
@@ -29,7 +29,8 @@ def _cpu_cases() -> Iterator[Case]:
     yield from sweep(base, split=(32, 64))
     yield from sweep(base, k=(1.0, 0.06, 3.7), v=(1.0, 0.06, 3.7))
     yield from sweep(base, dtype=("fp16", "bf16"), family=FAMILIES)
-    yield replace(base, dtype="bf16", family=LOW)
+    yield from sweep(base, dtype=("bf16",), family=(LOW, RISING))
+    yield from sweep(base, lengths=((1000, 300),), dtype=("bf16",), family=(RISING,), parts=(0, 1, 3))
     yield from sweep(base, lengths=(MIXES[1], MIXES[2], (260, 388), (0,), (0, 0, 0), (63,)), heads=(2,), parts=(0, 7))
     yield from sweep(replace(base, lengths=(20,) * 9), family=("needle.tree",), tree=TREES)
     yield from sweep(replace(base, lengths=(40, 3, 0, 0)), padding=(1, 2), tree=("chain", "random"))
@@ -48,6 +49,10 @@ def _gpu_cases() -> Iterator[Case]:
     for lengths in ((4096,), (16384,), (65536,), (16384,) * 8, (65536,) * 2):
         yield from sweep(replace(base, lengths=lengths), family=(*FAMILIES, LOW))
         yield from sweep(replace(base, lengths=lengths), tree=("chain", "none"))
+    yield from sweep(
+        base, lengths=((2000, 900),), tree_tokens=(9, 16, 32), heads=(8, 64), family=(RISING,), parts=(0, 1, 3)
+    )
+    yield from sweep(base, lengths=((4096,), MIXES[3]), tree_tokens=(9, 32), heads=(16, 64), family=FAMILIES)
     yield from sweep(base, lengths=(MIXES[1], MIXES[2], MIXES[3]), tree_tokens=TREE_TOKENS)
     yield from sweep(base, tree_tokens=(1, 9, 64), heads=HEADS)
     yield from sweep(replace(base, lengths=(65536,)), tree_tokens=(1, 8, 17, 64), heads=(8, 16))

@@ -1,5 +1,6 @@
 """Parity cases: what a verify call is made of, its id, and the inputs that the id stands for. Lists: case_lists.py."""
 
+import math
 import re
 import zlib
 from dataclasses import dataclass, fields
@@ -27,8 +28,11 @@ MIXES = {
     3: (16384, 37, 4096, 0, 1000, 8191, 1, 250),
     4: (37, 0, 90, 1),
 }
+RISING = "rising"  # a family for bf16, whose range its values span: scores that rise by more than 2^8 a tile
+RISE = 9.0  # base 2, in a tile of 64 tokens
+MOST_RISES = 20  # the last tiles'; values shrink as weights grow, so that every tile counts as much
 # The words of an id.
-KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": (*FAMILIES, LOW), "slots": SLOTS, "path": PATHS}
+KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": (*FAMILIES, LOW, RISING), "slots": SLOTS, "path": PATHS}
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
 NEEDLE_SCORE = 30.0
 LOW_SCORE = -96.0  # below where float32 ends, e^-87
@@ -62,7 +66,7 @@ class Case:
     whole: int = 0  # 1: row blocks are never halved
 
     def __post_init__(self) -> None:
-        assert self.tree in TREES and self.family in (*FAMILIES, LOW) and self.slots in SLOTS, self
+        assert self.tree in TREES and self.family in (*FAMILIES, LOW, RISING) and self.slots in SLOTS, self
         assert self.dtype in DTYPES and self.kv in KV_DTYPES, self
         assert not any(self.lengths[len(self.lengths) - self.padding :]), self
         assert not (self.padding and self.tree == "none"), self
@@ -268,7 +272,9 @@ def _queries(
         q.zero_()
     if case.family.startswith("needle"):
         q[..., :512] /= 16
-    if case.family == LOW or case.family.startswith("needle"):
+    if case.family == RISING:
+        q[..., :512] = 0
+    if case.family in (LOW, RISING) or case.family.startswith("needle"):
         q[..., 512:] = needle_direction(device)
     q = q.to(dtype)
     if not case.pair:
@@ -289,6 +295,11 @@ def _kv_rows(case: Case, request: int, plan: VerifyPlan, random: torch.Generator
         rows[:, :512] = position_code(n, tree_tokens, rows.device)
     if case.family == LOW:
         rows[:, 512:] = LOW_SCORE / (64 * SM_SCALE) * needle_direction(rows.device)
+    if case.family == RISING:
+        tile = torch.arange(len(rows), device=rows.device)[:, None] // 64
+        rises = (tile - tile[-1] + MOST_RISES).clamp(min=0)
+        rows[:, 512:] = rises * RISE * math.log(2) / (64 * SM_SCALE) * needle_direction(rows.device)
+        rows[:, :512] *= 2.0 ** (RISE * (MOST_RISES // 2 - rises))
     if case.family.startswith("needle"):
         rows[_needle_position(case, request, plan)] = torch.cat(
             [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * needle_direction(torch.device("cpu"))]

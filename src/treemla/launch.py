@@ -37,7 +37,7 @@ class PlanArgs(ctypes.Structure):
     _fields_ = [
         ("seq_lens", ctypes.c_void_p),
         ("slots", SlotsArg),
-        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr", "halved")),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_work", "request_ptr")),
         *((name, ctypes.c_int32) for name in ("batch", "parts", "tree_tokens", "tail", "seq_lens_is_64")),
         *(
             (name, ctypes.c_int32)
@@ -58,7 +58,7 @@ class VerifyArgs(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q_latent", "q_rope", "kv", "words")),
         ("slots", SlotsArg),
-        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_ptr", "request_ptr", "halved")),
+        *((name, ctypes.c_void_p) for name in ("committed", "pieces", "part_work", "request_ptr")),
         *((name, ctypes.c_void_p) for name in ("partial_out", "partial_lse", "out", "lse")),
         *((name, ctypes.c_int64) for name in ("q_latent_token_stride", "q_latent_head_stride")),
         *((name, ctypes.c_int64) for name in ("q_rope_token_stride", "q_rope_head_stride", "kv_stride")),
@@ -78,9 +78,8 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         slots=_slots_arg(slots),
         committed=plan.committed.data_ptr(),
         pieces=plan.pieces.data_ptr(),
-        part_ptr=plan.part_ptr.data_ptr(),
+        part_work=plan.part_work.data_ptr(),
         request_ptr=plan.request_ptr.data_ptr(),
-        halved=plan.halved.data_ptr(),
         batch=batch,
         parts=plan.parts,
         tree_tokens=plan.shape.tree_tokens,
@@ -163,9 +162,8 @@ def verify(
         slots=_slots_arg(slots),
         committed=plan.committed.data_ptr(),
         pieces=plan.pieces.data_ptr(),
-        part_ptr=plan.part_ptr.data_ptr(),
+        part_work=plan.part_work.data_ptr(),
         request_ptr=plan.request_ptr.data_ptr(),
-        halved=plan.halved.data_ptr(),
         partial_out=plan.partial_out.data_ptr(),
         partial_lse=plan.partial_lse.data_ptr(),
         out=out.data_ptr(),

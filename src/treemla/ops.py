@@ -143,9 +143,8 @@ def _verify(
     words: torch.Tensor | None,
     committed: torch.Tensor,
     pieces: torch.Tensor,
-    part_ptr: torch.Tensor,
+    part_work: torch.Tensor,
     request_ptr: torch.Tensor,
-    halved: torch.Tensor,
     partial_out: torch.Tensor,
     partial_lse: torch.Tensor,
     out: torch.Tensor,
@@ -166,7 +165,7 @@ def _verify(
     tree_tokens = q_latent.shape[0] // slots.batch
     widths = q_latent.shape[-1], q_rope.shape[-1]
     shape = VerifyShape(q_latent.shape[1], tree_tokens, *widths, dtype=q_latent.dtype, kv_dtype=kv_cache.dtype)
-    schedule_and_workspace = committed, pieces, part_ptr, request_ptr, halved, partial_out, partial_lse
+    schedule_and_workspace = committed, pieces, part_work, request_ptr, partial_out, partial_lse
     plan = VerifyPlan.from_tensors(shape, slots.batch, path, fixed_split, halves, *schedule_and_workspace)
     is_cuda = plan.device.type == "cuda"
     if is_cuda:

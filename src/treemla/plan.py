@@ -72,9 +72,8 @@ class VerifyPlan:
 
         self.committed = zeros(max_batch)
         self.pieces = zeros(max_pieces, 4)
-        self.part_ptr = zeros(self.parts + 1)
+        self.part_work = zeros(self.parts, schedule.PART_WORK_INTS)
         self.request_ptr = zeros(max_batch + 1)
-        self.halved = zeros(1)
         # The kernels keep three bytes of each float32, in an order of their own.
         row, dtype = (3 * shape.latent_dim // 2, torch.bfloat16) if on_gpu else (shape.latent_dim, torch.float32)
         self.partial_out = zeros(max_slots, self.blocks, self.block_rows, row, dtype=dtype)
@@ -92,26 +91,25 @@ class VerifyPlan:
         halves: bool,
         committed: torch.Tensor,
         pieces: torch.Tensor,
-        part_ptr: torch.Tensor,
+        part_work: torch.Tensor,
         request_ptr: torch.Tensor,
-        halved: torch.Tensor,
         partial_out: torch.Tensor,
         partial_lse: torch.Tensor,
     ) -> "VerifyPlan":
         """The plan that these tensors of another belong to, as far as verify reads it (see `tensors`)."""
         plan = cls.__new__(cls)
         plan.shape, plan.batch, plan.device = shape, batch, committed.device
-        plan.max_batch, plan.parts = len(committed), len(part_ptr) - 1
+        plan.max_batch, plan.parts = len(committed), len(part_work)
         plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
         plan.path, plan.fixed_split, plan.halves = tiles.PATHS[path], fixed_split, halves
-        plan.committed, plan.pieces, plan.part_ptr, plan.request_ptr = committed, pieces, part_ptr, request_ptr
-        plan.halved, plan.partial_out, plan.partial_lse = halved, partial_out, partial_lse
+        plan.committed, plan.pieces, plan.part_work, plan.request_ptr = committed, pieces, part_work, request_ptr
+        plan.partial_out, plan.partial_lse = partial_out, partial_lse
         return plan
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The schedule (committed, pieces, part_ptr, request_ptr, halved) and the workspace (partial_out, partial_lse)."""
-        schedule = self.committed, self.pieces, self.part_ptr, self.request_ptr, self.halved
+        """The schedule (committed, pieces, part_work, request_ptr) and the workspace (partial_out, partial_lse)."""
+        schedule = self.committed, self.pieces, self.part_work, self.request_ptr
         return *schedule, self.partial_out, self.partial_lse
 
     @property
@@ -172,14 +170,9 @@ class VerifyPlan:
         expect(len(made.pieces) <= len(self.pieces), "schedule", f"at most {len(self.pieces)} pieces", len(made.pieces))
         highest_slot = int(made.pieces[:, 3].max(initial=schedule.DIRECT))
         expect(highest_slot < len(self.partial_out), "schedule", f"slots below {len(self.partial_out)}", highest_slot)
-        for held, array in (
-            (self.committed, made.committed),
-            (self.pieces, made.pieces),
-            (self.part_ptr, made.part_ptr),
-            (self.request_ptr, made.request_ptr),
-            (self.halved, made.halved),
-        ):
-            held[: len(array)].copy_(torch.from_numpy(array))
+        for name in schedule.ON_DEVICE:
+            array = getattr(made, name)
+            getattr(self, name)[: len(array)].copy_(torch.from_numpy(array))
         self.batch = len(made.committed)
 
     def _path(self, name: str | None) -> tiles.KernelPath:
@@ -240,7 +233,7 @@ class VerifyPlan:
             raise ValueError("max_context: expected a length beside fixed_split_tokens, got None")
         expect_int("max_context", max_context, 0, MAX_CONTEXT)
         count = self.max_batch * max(1, -(-max_context // split_tokens))
-        return count, max(count, self.parts)  # a CTA looks at the piece of its part's number before it knows of any
+        return count, count
 
     def _check_update(self, seq_lens: torch.Tensor, slots: Slots, tail: int) -> int:
         expect_int("tail", tail, 0, 1)

@@ -20,6 +20,9 @@ MIN_PART_TOKENS = 64  # (device) a shorter piece costs more in partials than it 
 DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
 OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
 
+PART_WORK_INTS = 8
+ON_DEVICE = "committed", "pieces", "part_work", "request_ptr"  # what kernels read of a schedule
+
 Ints = npt.NDArray[np.signedinteger]
 Piece = tuple[int, int, int, int]  # request, kv_begin, kv_end, partial slot
 
@@ -36,6 +39,18 @@ class Schedule:
     part_ptr: npt.NDArray[np.int32]
     request_ptr: npt.NDArray[np.int32]
     halved: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(1, np.int32))
+
+    @property
+    def part_work(self) -> npt.NDArray[np.int32]:
+        """[parts, 8] int32, what a CTA of each part reads (PartWork of csrc/tile.cuh): its first piece, the range of its
+        pieces, whether blocks are halved, 0. Where they are, neighbours share a part."""
+        parts = len(self.part_ptr) - 1
+        part = np.arange(parts) // (1 + self.halved[0])
+        begin, end = self.part_ptr[part], self.part_ptr[part + 1]
+        work = np.zeros((parts, PART_WORK_INTS), np.int32)
+        work[:, 4], work[:, 5], work[:, 6] = begin, end, self.halved[0]
+        work[begin < end, :4] = self.pieces[begin[begin < end]]
+        return work
 
 
 def committed_tokens(seq_lens: Ints, capacity: Ints, *, tail: int, tree_tokens: int) -> npt.NDArray[np.int32]:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from treemla import MaskLayout, SlotRanges, SlotTable, VerifyPlan, VerifyShape, pack_tree_mask
-from treemla.schedule import committed_tokens
+from treemla.schedule import ON_DEVICE, committed_tokens
 from treemla.tiles import MAX_BATCH, MAX_PARTS
 
 CAPACITY = 70_100
@@ -43,7 +43,7 @@ def table_of(batch: int, dtype: torch.dtype) -> SlotTable:
 def check_equals_mirror(plan: VerifyPlan, seq_lens: list[int], capacity: list[int], tail: int) -> None:
     committed = committed_tokens(np.array(seq_lens), np.array(capacity), tail=tail, tree_tokens=plan.shape.tree_tokens)
     made = plan.mirror(committed)
-    for name in ("committed", "request_ptr", "part_ptr", "pieces", "halved"):
+    for name in ON_DEVICE:
         expected = getattr(made, name)
         np.testing.assert_array_equal(getattr(plan, name)[: len(expected)].cpu().numpy(), expected, err_msg=name)
 

@@ -104,10 +104,8 @@ def _step(
     _, rows = path.row_blocks(shape)
     cut = {"block_rows": rows, "parts": 2 * case.parts if halved_tiles else case.parts, "halved_tiles": halved_tiles}
     plan = VerifyPlan(shape, len(case.lengths), q.device, path=path.name, **cut, **split)
-    for name in ("committed", "part_ptr", "request_ptr", "halved", "partial_out", "partial_lse"):
+    for name in ("committed", "pieces", "part_work", "request_ptr", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
-    # A CTA looks at piece blockIdx.y before it knows whether there is one. From the host: the tool sees copies, no fills.
-    plan.pieces = torch.zeros(plan.pieces.shape, dtype=torch.int32).to(q.device)
     words = torch.empty(len(q), dtype=torch.int64, device=q.device)
     pack_tree_mask(mask, seq_lens, words, case.layout, case.num_padding)
     plan.update(seq_lens, slots)

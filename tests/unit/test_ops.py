@@ -84,7 +84,7 @@ def test_registered_verify_obeys_its_schema(inputs: Inputs, words: bool) -> None
     inputs.run()  # leaves no NaN in the outputs, which opcheck compares
     q_latent, q_rope = inputs.q[..., :512], inputs.q[..., 512:]
     slots = inputs.slots.req_to_token, inputs.slots.req_pool_indices
-    tensors = inputs.plan.tensors[:5]
+    tensors = inputs.plan.tensors[:-2]
     workspace = torch.zeros_like(inputs.plan.partial_out), torch.zeros_like(inputs.plan.partial_lse)
     arguments = (q_latent, q_rope, inputs.kv_cache.nan_to_num(), *slots, True, inputs.words if words else None)
     arguments += (

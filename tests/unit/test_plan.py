@@ -22,7 +22,7 @@ def written(plan: VerifyPlan) -> list[list]:
 
 def check_holds(plan: VerifyPlan, schedule: Schedule) -> None:
     for held, made in zip(
-        plan.tensors, (schedule.committed, schedule.pieces, schedule.part_ptr, schedule.request_ptr), strict=False
+        plan.tensors, (schedule.committed, schedule.pieces, schedule.part_work, schedule.request_ptr), strict=False
     ):
         np.testing.assert_array_equal(held[: len(made)].numpy(), made)
 
@@ -50,7 +50,7 @@ def test_update_with_a_smaller_batch_leaves_no_piece_of_the_larger() -> None:
     plan.update(torch.full((8,), 3000), table(8, 3004))
     plan.update(torch.tensor([40]), table(1, 3004))
     assert plan.batch == 1
-    assert plan.part_ptr[-1] == plan.request_ptr[1] == len(plan.mirror(np.array([40], np.int32)).pieces)
+    assert plan.part_work[-1, 5] == plan.request_ptr[1] == len(plan.mirror(np.array([40], np.int32)).pieces)
 
 
 @pytest.mark.parametrize(("overhead", "cut"), [(0, [320, 329, 256, 329, 169]), (9, [329, 329, 169])])
@@ -204,7 +204,8 @@ def schedule(**changed: list) -> Schedule:
 def test_load_takes_a_schedule_as_it_is() -> None:
     plan = VerifyPlan(SHAPE, 1, "cpu", parts=2)
     plan.load(schedule(committed=[OVERLONG], pieces=[[0, 0, 0, DIRECT]], request_ptr=[0, 1], part_ptr=[0, 0, 1]))
-    assert written(plan) == [[OVERLONG], [[0, 0, 0, DIRECT], [0, 0, 0, 0]], [0, 0, 1], [0, 1]]
+    work = [[0] * 8, [0, 0, 0, DIRECT, 0, 1, 0, 0]]  # the first part is empty
+    assert written(plan) == [[OVERLONG], [[0, 0, 0, DIRECT], [0, 0, 0, 0]], work, [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -230,13 +231,6 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
 def test_a_plan_without_halves_says_why(cut: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"halved_tiles: expected 0 \(.*: no halves\), got 5"):
         VerifyPlan(VerifyShape(8, 9), 1, "cpu", halved_tiles=5, **cut)
-
-
-def test_every_part_has_a_piece_to_look_at() -> None:
-    """A kernel looks at the piece of its part's number before it knows how many there are."""
-    for split in ({}, {"fixed_split_tokens": 4096, "max_context": 4096}):
-        plan = VerifyPlan(SHAPE, 1, "cpu", parts=132, **split)
-        assert len(plan.pieces) >= plan.parts
 
 
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:

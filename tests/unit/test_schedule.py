@@ -88,6 +88,17 @@ def check_parts_share_all_pieces(schedule: Schedule, parts: int) -> None:
     assert schedule.part_ptr[0] == 0
     assert schedule.part_ptr[-1] == len(schedule.pieces)
     assert (np.diff(schedule.part_ptr) >= 0).all()
+    check_work(schedule)
+
+
+def check_work(schedule: Schedule) -> None:
+    """A CTA reads its part's range of pieces and the first of them; of a halved step two neighbours read the same."""
+    halved = int(schedule.halved[0])
+    for cta, (*first, begin, end, says_halved, unused) in enumerate(schedule.part_work.tolist()):
+        part = cta // 2 if halved else cta
+        assert (begin, end) == tuple(schedule.part_ptr[part : part + 2])
+        assert first == (schedule.pieces[begin].tolist() if begin < end else [0, 0, 0, 0])
+        assert (says_halved, unused) == (halved, 0)
 
 
 @given(lengths, tree_tokens, parts, tile_tokens)
@@ -164,6 +175,7 @@ def test_a_halved_schedule_is_that_of_half_as_many_parts(
     assert schedule.part_ptr.tolist() == plain.part_ptr.tolist() + [len(plain.pieces)] * (
         parts - len(plain.part_ptr) + 1
     )
+    check_work(schedule)
 
 
 @given(st.integers(0, 200_000), tree_tokens, parts, tile_tokens)

@@ -103,7 +103,7 @@ def test_a_plan_step_that_was_not_done_is_noticed(prepared):
         prepared(Nothing, PLAN).block(3, 1)
 
 
-@pytest.mark.parametrize("name", ["words", "pieces", "part_ptr", "request_ptr", "committed", "halved"])
+@pytest.mark.parametrize("name", ["words", "pieces", "part_work", "request_ptr", "committed"])
 def test_a_wrong_plan_is_not_timed(monkeypatch, name):
     inputs = cpu_inputs(PLAN.verify)
     held = inputs.words if name == "words" else getattr(inputs.plan, name)

@@ -1,12 +1,12 @@
 """What a side of the gate times: work that gets fresh inputs, and whose outcome shows whether it was done."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from treemla import schedule
 from treemla.gate.inputs import Inputs, random_tree
 from treemla.gate.peers import Layers
 from treemla.tree import batch_words, full_mask, trees_from_full_mask
@@ -71,7 +71,7 @@ class Plan:
         if not torch.equal(self.inputs.words.cpu(), words):
             return f"{case.id}: the words are not those of the mask"
         made = plan.mirror(np.array(case.contexts, dtype=np.int32))
-        for name in (field.name for field in fields(made)):
+        for name in schedule.ON_DEVICE:
             want = torch.from_numpy(getattr(made, name))
             if not torch.equal(getattr(plan, name)[: len(want)].cpu(), want):
                 return f"{case.id}: {name} of the plan is not the schedule of these lengths"
