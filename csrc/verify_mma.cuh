@@ -50,7 +50,7 @@ struct MmaProducer {
   const uint32_t base;  // shared address
   const int64_t row_of_0;
   const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
-  RingPosition<kStages> at;
+  RingPosition at{kStages};
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kTileTokens);
@@ -91,7 +91,7 @@ struct MmaFp8Producer {
   const uint32_t base;  // shared address
   const int64_t row_of_0;
   const int warp = threadIdx.x / 32 - kWarps, lane = threadIdx.x % 32;
-  RingPosition<kStages> at;
+  RingPosition at{kStages};
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kTileTokens);
@@ -147,7 +147,7 @@ struct MmaConsumer {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, pair = lane % 4;       // the fragment coordinates
   const int row0 = blockIdx.x * kRows;               // first query row of the block
-  RingPosition<kStages> at;                          // the tile in work
+  RingPosition at{kStages};                          // the tile in work
 
   int request, committed, kv_begin, kv_end;
   uint64_t row_word;  // lane j: tree word of this warp's softmax row warp + 8 j

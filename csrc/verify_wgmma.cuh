@@ -9,7 +9,8 @@
 // latent). Boxes go through a ring in this order, so that the rope's place is free as soon as the scores are computed,
 // and the next tile arrives box by box while this one's values are still in use.
 //
-// With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's.
+// With 72 rows 17 boxes fit: the latent of one tile in use and the whole next one, so that it never waits for this one's. Fewer
+// rows leave room for more.
 // Of e4m3 rows 12 beside a staged tile, from which a place is filled as soon as it is free.
 //
 // Four warpgroups, each at its own pace:
@@ -37,6 +38,7 @@ constexpr int kWgTileTokens = 64;
 constexpr int kMaxRingBoxes = 27;      // what there are barriers for, and what the lowest block fits
 constexpr int kGroupBoxes = 3;         // that the scorer waits for at once
 constexpr int kGroupsInFlight = 3;     // that producers ask for at most: more would only queue, before what is due sooner
+constexpr int kBriefTiles = 3;         // of a CTA's first piece: short code arrives sooner than straight code saves
 constexpr int kRunRows = 16;           // of a tensor copy: a producer warp's rows of a box
 constexpr int kMaxRingGroups = kMaxRingBoxes / kGroupBoxes + 1;
 constexpr int kAccumulators = 2;
@@ -95,18 +97,17 @@ struct WgLayout {
 // unit, whose queue is what the gather waits in when several row blocks read a tile from L2 (docs/kernel.md).
 //
 // kUnrolled boxes are one piece of code. Straight code asks for a box sooner, which is what several row blocks need, whose tiles
-// come from L2; a short step of one block takes as long as its code takes to arrive, and is quicker with a third of it.
-template <class Layout, int kUnrolled>
+// come from L2; a short piece takes as long as its code takes to arrive, and is quicker with a third of it.
+template <int kUnrolled>
 struct WgProducer {
   static constexpr int kRowsEach = 4;
   const VerifyParams& p;
   const TensorMap* const kv_map;
   const uint32_t base;  // shared address
   const int64_t row_of_0;
+  RingPosition at, group;  // of the layout's boxes and groups
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  RingPosition<Layout::kRing> at;
-  RingPosition<Layout::kRingGroups> group;
-  RingPosition<Layout::kRingGroups> landed{Layout::kRingGroups - kGroupsInFlight, 1};  // kGroupsInFlight behind `group`
+  RingPosition landed{group.stages, group.stages - kGroupsInFlight, 1};  // kGroupsInFlight behind `group`
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
@@ -195,7 +196,7 @@ struct WgFp8Producer {
   const uint32_t mine = in_register(base + Layout::kStaging + threadIdx.x * 16);
   const uint32_t to = base + (8 * warp + lane / 4) * 128 + (2 * (lane % 4) ^ lane / 4) * 16;  // in the ring's first box
   const char* rows[kRowsEach];
-  RingPosition<Layout::kRingGroups> group;
+  RingPosition group{Layout::kRingGroups};
 
   __device__ void run(const Piece piece) {
     const int tiles = tiles_of(piece, kWgTileTokens);
@@ -269,8 +270,7 @@ struct Scorer {
   const RowBlock block;
   const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, group = lane / 4, pair = lane % 4;
   const int row0 = block.row0;
-  RingPosition<Layout::kRing> at;
-  RingPosition<Layout::kRingGroups> full;
+  RingPosition at{Layout::kRing}, full{Layout::kRingGroups};
   uint32_t turn = 0;  // parity of ready and spent
 
   int request, committed, kv_begin, kv_end;
@@ -552,7 +552,7 @@ struct Accumulator {
     release<1>(0);
     release<0>(1);
     scored ^= 1;
-    if (Layout::kRing >= 2 * kBoxes - 1 && gridDim.x > 1 && next_follows) barrier_wait(base + kScoredBarrier, scored);
+    if (Layout::kRing >= 2 * kBoxes - 1 && block.slot_rows > kRows && next_follows) barrier_wait(base + kScoredBarrier, scored);
     multiply(2);
     multiply(3);
     release<1>(2);
@@ -640,10 +640,10 @@ __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* s
 // a block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
 template <int kRowTiles, KvType kKv, bool kHalves>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
-  // The ring of a half is that of the whole, so that producers run the same code for both: no other has to arrive first.
+  // Producers run one code for both: no other has to arrive first. So e4m3 boxes are staged at the same place.
   using Whole = WgLayout<kRowTiles * kRowTile, kKv>;
-  using Half = WgLayout<(kRowTiles + 1) / 2 * kRowTile, kKv, Whole::kRing>;
-  static_assert(Half::kRing == Whole::kRing || !kHalves);
+  using Half = WgLayout<(kRowTiles + 1) / 2 * kRowTile, kKv, kKv == KvType::bf16 ? kMaxRingBoxes : Whole::kRing>;
+  static_assert(kKv == KvType::bf16 || !kHalves || Half::kStaging == Whole::kStaging);
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   init_barriers(base);
@@ -661,8 +661,12 @@ __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const Tensor
       for (int i = pieces.begin(); i < pieces.end(); ++i) producer.run(pieces.at(i));
     };
     if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Whole>{p, base, pieces.row_of_0});
-    else if (kHalves && gridDim.x == 1) produce(WgProducer<Whole, 1>{p, kv_map, base, pieces.row_of_0});
-    else produce(WgProducer<Whole, kGroupBoxes>{p, kv_map, base, pieces.row_of_0});
+    else {
+      const RingPosition boxes{halved ? Half::kRing : Whole::kRing}, groups{halved ? Half::kRingGroups : Whole::kRingGroups};
+      const bool is_brief = kHalves && gridDim.x == 1 && tiles_of(pieces.work.first, kWgTileTokens) <= kBriefTiles;
+      if (is_brief) produce(WgProducer<1>{p, kv_map, base, pieces.row_of_0, boxes, groups});
+      else produce(WgProducer<kGroupBoxes>{p, kv_map, base, pieces.row_of_0, boxes, groups});
+    }
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();

@@ -128,13 +128,13 @@ struct SourceRow {
   __device__ void copy(uint32_t to, int byte) const { copy_16_bytes(to, from + byte, held, evict_first()); }
 };
 
-// A position in a ring of stages: whoever fills it and whoever empties it step alike, across pieces.
-template <int kStages>
+// A position in a ring of stages: whoever fills it and whoever empties it step alike, across pieces. `stages` is mostly constant.
 struct RingPosition {
+  int stages;
   int stage = 0;
   uint32_t parity = 0;
   __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 
