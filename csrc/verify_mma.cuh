@@ -393,7 +393,7 @@ __device__ __forceinline__ void verify_mma(const VerifyParams& p) {
   } else {
     claim_registers<kConsumerRegisters>();
     MmaConsumer<kRowTiles> consumer(p, shared);
-    for (int i = pieces.begin(); i < pieces.end(); ++i) consumer.run(pieces.at(i));
+    for (int i = pieces.begin(); i < pieces.end(); ++i) consumer.run(p.pieces[i]);
   }
 }
 

@@ -633,7 +633,7 @@ __device__ __forceinline__ void score_pieces(const VerifyParams& p, char* shared
 template <class Layout>
 __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* shared, const PartPieces& pieces, const RowBlock& block) {
   Accumulator<Layout> accumulator{p, shared, shared_address(shared), block};
-  for (int i = pieces.begin(); i < pieces.end(); ++i) accumulator.run(pieces.at(i));
+  for (int i = pieces.begin(); i < pieces.end(); ++i) accumulator.run(p.pieces[i]);
 }
 
 // A CTA takes a block of the rows and a part of the tokens or, kHalves and in a short step (PlanParams.halved_tiles), half
