@@ -21,7 +21,7 @@
 // full[g]    128 copies' arrivals for a third of a tile: a copy's arrival covers the thread's earlier ones; and the bytes
 //            of copies of 16 rows
 // empty[box] 4 scorer warps and 4 of the accumulator that reads its values
-// ready      4 scorer warps: P and factors                spent      8 accumulator warps have read them
+// ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
 // scored     4 scorer warps: two thirds of a tile's scores are there
 // After the last tile of a piece one more turn of ready and spent hands over the final factors, which a direct piece needs.
 #pragma once
@@ -437,8 +437,7 @@ struct Scorer {
 
   __device__ void hand_over() {
     fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(base + kReadyBarrier);
+    barrier_arrive(base + kReadyBarrier);
     turn ^= 1;
   }
 
@@ -616,7 +615,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
   if (threadIdx.x < kMaxRingBoxes) barrier_init(base + kEmptyBarriers + 8 * threadIdx.x, 8);
   if (threadIdx.x < kMaxRingGroups) barrier_init(base + kFullBarriers + 8 * threadIdx.x, 128);
   if (threadIdx.x == 0) {
-    barrier_init(base + kReadyBarrier, 4);
+    barrier_init(base + kReadyBarrier, 128);
     barrier_init(base + kSpentBarrier, 4 * kAccumulators);
     barrier_init(base + kScoredBarrier, 4);
   }
