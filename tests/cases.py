@@ -30,7 +30,7 @@ MIXES = {
 }
 RISING = "rising"  # a family for bf16, whose range its values span: scores that rise by more than 2^8 a tile
 RISE = 9.0  # base 2, in a tile of 64 tokens
-MOST_RISES = 20  # the last tiles'; values shrink as weights grow, so that every tile counts as much
+MOST_RISES = 12  # the last tiles'; values shrink as weights grow, so that every tile counts; 2^-108 is still a float32
 # The words of an id.
 KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": (*FAMILIES, LOW, RISING), "slots": SLOTS, "path": PATHS}
 SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
