@@ -65,7 +65,7 @@ struct WgLayout {
   static constexpr int kRows = kRowsOfBlock;
   static constexpr int kRowTiles = kRows / kRowTile;
   static constexpr int kRowBytes = 128 * kRows;  // of a box of Q, or of P
-  // Tree tokens whose rows meet in a block. With one head a request has no more rows than kMaxTreeTokens.
+  // Tree tokens whose rows meet in a block. For one head a plan takes no more than kMaxTreeTokens rows.
   static constexpr int kTokens = kRows <= kMaxTreeTokens ? kRows : kRows / 2 + 1;
   static constexpr int kBesideBytes = kRows * 4 + kTokens * 8 + 8 + kRows;
   static constexpr int kSideBytes = (kBoxes + 1) * kRowBytes + (kBesideBytes + 7) / 8 * 8;
@@ -401,7 +401,7 @@ struct Scorer {
   }
 
   __device__ float raised(float reference, float score) const {
-    return score * p.score_scale - reference > kHeadroom ? score * p.score_scale : reference;
+    return fmaf(score, p.score_scale, -reference) > kHeadroom ? score * p.score_scale : reference;  // rounded as for the vote
   }
 
   // Of tokens `token` and `token` + 8.
@@ -552,6 +552,7 @@ struct Accumulator {
     release<0>(1);
     scored ^= 1;
     if (Layout::kRing >= 2 * kBoxes - 1 && block.slot_rows > kRows && next_follows) barrier_wait(base + kScoredBarrier, scored);
+    wgmma_fence();  // ptxas would add it behind a branch
     multiply(2);
     multiply(3);
     release<1>(2);

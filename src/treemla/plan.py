@@ -8,7 +8,7 @@ import torch
 
 from treemla import cost, cubins, launch, schedule, tiles, tuned
 from treemla.checks import expect, expect_device, expect_int, expect_slots, expect_tensor
-from treemla.problem import Slots, SlotTable, VerifyShape
+from treemla.problem import MAX_TREE_TOKENS, Slots, SlotTable, VerifyShape
 
 MAX_CONTEXT = 2**30  # tokens of a request
 MAX_OVERHEAD_TILES = 1024
@@ -207,8 +207,9 @@ class VerifyPlan:
             parts = chosen.parts
         if overhead_tiles is None:
             overhead_tiles = chosen.overhead_tiles
-        heights = self.path.block_heights
-        expect(block_rows in heights, "block_rows", f"one of {list(heights)} ({self.path.name})", block_rows)
+        # A block of more rows than a tree has tokens counts on several heads: it has words for so many tokens only.
+        heights = [rows for rows in self.path.block_heights if self.shape.num_heads > 1 or rows <= MAX_TREE_TOKENS]
+        expect(block_rows in heights, "block_rows", f"one of {heights} ({self.path.name})", block_rows)
         expect_int("parts", parts, 1, tiles.MAX_PARTS)
         expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         # Under fixed split a request's result may not depend on what else the step holds.

@@ -45,6 +45,11 @@ def test_python_and_device_code_agree(arch, tmp_path):
         claims += [
             f"offsetof(treemla::{name}, {field}) == {getattr(struct, field).offset}" for field, *_ in struct._fields_
         ]
+    claims += ["sizeof(treemla::Piece) == 16", f"sizeof(treemla::PartWork) == {4 * schedule.PART_WORK_INTS}"]
+    in_record = ("first", "begin", "end", "halved", "unused")  # Schedule.part_work
+    claims += [
+        f"offsetof(treemla::PartWork, {name}) == {4 * at}" for name, at in zip(in_record, (0, 4, 5, 6, 7), strict=True)
+    ]
     claims.append(f"32 * treemla::kLatentDim / treemla::kRowChunks == {combine.WARP_DIMS}")
     for path in target.paths:
         claims += [

@@ -250,3 +250,10 @@ def test_from_tensors_is_the_plan_that_verify_reads() -> None:
     ):
         assert getattr(again, name) == getattr(plan, name)
     assert all(mine is its for mine, its in zip(again.tensors, plan.tensors, strict=True))
+
+
+def test_a_block_of_more_rows_than_a_tree_has_tokens_needs_several_heads() -> None:
+    """A block of 72 rows has words for 37 tokens."""
+    with pytest.raises(ValueError, match=r"block_rows: expected one of \[8, .*, 64\] \(wgmma\), got 72"):
+        VerifyPlan(VerifyShape(1, 64), 1, "cpu", path="wgmma", block_rows=72)
+    assert VerifyPlan(VerifyShape(2, 64), 1, "cpu", path="wgmma", block_rows=72).block_rows == 72
