@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 
+from treemla import VerifyPlan
 from treemla.gate import machine, nvml, pairs, side, trees, work
 from treemla.gate.cases import PlanCase, VerifyCase
 from treemla.gate.fingerprint import REPO
@@ -101,6 +102,31 @@ def test_plan_steps_on_new_trees_are_proven(prepared):
 def test_a_plan_step_that_was_not_done_is_noticed(prepared):
     with pytest.raises(Unproven, match="another output"):
         prepared(Nothing, PLAN).block(3, 1)
+
+
+class OtherPlan(VerifyPlan):
+    """A base's, which knows `work` where this checkout's has `part_work`."""
+
+    @property
+    def tensors(self):
+        return self.committed, self.pieces, self.work, self.request_ptr, self.partial_out, self.partial_lse
+
+    def load(self, made):
+        arrays = made.committed, made.pieces, made.part_work, made.request_ptr
+        for held, array in zip(self.tensors, arrays, strict=False):
+            held[: len(array)].copy_(torch.from_numpy(array))
+        self.batch = len(made.committed)
+
+
+def test_a_plan_step_of_a_base_with_other_tensors_is_timed():
+    """The gate of this checkout times its base's package."""
+    inputs = cpu_inputs(PLAN.verify)
+    inputs.plan.__class__, inputs.plan.work = OtherPlan, inputs.plan.part_work
+    del inputs.plan.part_work
+    made = Side("verify", lambda _: inputs, Replays)
+    assert made.prepare(PLAN) == ""
+    inputs.plan.work[0, 5] += 1
+    assert "work of the plan" in Side("verify", lambda _: inputs, Nothing).prepare(PLAN)
 
 
 @pytest.mark.parametrize("name", ["words", "pieces", "part_work", "request_ptr", "committed"])

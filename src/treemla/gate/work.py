@@ -6,7 +6,6 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from treemla import schedule
 from treemla.gate.inputs import Inputs, random_tree
 from treemla.gate.peers import Layers
 from treemla.tree import batch_words, full_mask, trees_from_full_mask
@@ -62,7 +61,7 @@ class Plan:
 
     def __init__(self, inputs: Inputs) -> None:
         self.inputs, self.steps = inputs, [inputs.plan_step] * PLAN_STEPS
-        self.result = (inputs.words, *inputs.plan.tensors[:-2])  # without the workspace
+        self.result = (inputs.words, *self.schedule())
 
     def problem(self) -> str:
         case, plan = self.inputs.case, self.inputs.plan
@@ -70,12 +69,17 @@ class Plan:
         words = torch.from_numpy(batch_words(trees, case.tree_tokens).view(np.int64)).flatten()
         if not torch.equal(self.inputs.words.cpu(), words):
             return f"{case.id}: the words are not those of the mask"
-        made = plan.mirror(np.array(case.contexts, dtype=np.int32))
-        for name in schedule.ON_DEVICE:
-            want = torch.from_numpy(getattr(made, name))
-            if not torch.equal(getattr(plan, name)[: len(want)].cpu(), want):
+        written = [tensor.clone() for tensor in self.schedule()]
+        plan.load(plan.mirror(np.array(case.contexts, dtype=np.int32)))
+        for before, after in zip(written, self.schedule(), strict=True):
+            if not torch.equal(before, after):
+                name = next(name for name, tensor in vars(plan).items() if tensor is after)
                 return f"{case.id}: {name} of the plan is not the schedule of these lengths"
         return ""
+
+    def schedule(self) -> list[torch.Tensor]:
+        """The plan's, without the workspace. By their type, not by name: a base's plan may have others."""
+        return [tensor for tensor in self.inputs.plan.tensors if tensor.dtype == torch.int32]
 
     def refresh(self, seed: int) -> None:
         case, random = self.inputs.case, np.random.default_rng(seed)
