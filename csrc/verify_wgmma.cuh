@@ -338,7 +338,7 @@ struct Scorer {
     for (int j = 0; j < 2 * kRowTiles; ++j) above[j % 3] = fmaxf(above[j % 3], fmaf(most_of(s, j), p.score_scale, -reference[j]));
     const bool moves = vote_any<2, 128>(fmaxf(fmaxf(above[0], above[1]), above[2]) > kHeadroom);
     const auto probability = [&](int i) { return exp2_approx(fmaf(s[i], p.score_scale, -reference[i / 4 * 2 + i % 2])); };
-    float early[kEarly];  // while the vote is out, as if nothing moved
+    float early[kEarly];  // as if nothing moved; ptxas computes them beside the maxima, before the vote
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) early[i] = probability(i);
     if (moves) {

@@ -58,7 +58,7 @@ class Case:
     whole: int = 0  # 1: row blocks are never halved
 
     def __post_init__(self) -> None:
-        assert self.tree in TREES and self.family in (*FAMILIES, LOW, RISING) and self.slots in SLOTS, self
+        assert self.tree in TREES and self.family in KINDS["family"] and self.slots in SLOTS, self
         assert self.dtype in DTYPES and self.kv in KV_DTYPES, self
         assert not any(self.lengths[len(self.lengths) - self.padding :]), self
         assert not (self.padding and self.tree == "none"), self

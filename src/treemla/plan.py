@@ -109,8 +109,7 @@ class VerifyPlan:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The schedule (committed, pieces, part_work, request_ptr) and the workspace (partial_out, partial_lse)."""
-        schedule = self.committed, self.pieces, self.part_work, self.request_ptr
-        return *schedule, self.partial_out, self.partial_lse
+        return *(getattr(self, name) for name in schedule.ON_DEVICE), self.partial_out, self.partial_lse
 
     @property
     def workspace_bytes(self) -> int:
