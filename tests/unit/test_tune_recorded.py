@@ -9,7 +9,7 @@ from treemla import cost, tiles
 from treemla.gate import schema, tune
 from treemla.gate.cases import VerifyCase
 
-TIMES = Path(__file__).parents[2] / "docs/measured/raw/2026-11-30-h200-e53c3a3-tune.jsonl"
+TIMES = Path(__file__).parents[2] / "docs/measured/raw/2026-11-30-h200-47e4bde-tune.jsonl"
 GPU = tune.Gpu(tiles.WGMMA, 132)
 
 
