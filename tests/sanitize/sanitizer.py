@@ -32,7 +32,7 @@ TOOLS = {
         Tool("memcheck", "treemla_fault_out_of_bounds", "Invalid __global__ read", ("--report-api-errors", "no")),
         Tool("racecheck", "treemla_fault_race", "Race reported between"),
         Tool("initcheck", "treemla_fault_uninitialised", "Uninitialized __global__ memory read"),
-        # Of all blocks of a launch, 39 each. Told of fewer, the tool's own table overflows and it reports a failed launch.
+        # Of all blocks of a launch, 40 each. Told of fewer, the tool's own table overflows and it reports a failed launch.
         Tool("synccheck", "treemla_fault_barrier", "Barrier error", ("--num-cuda-barriers", "8192")),
     )
 }
