@@ -90,8 +90,8 @@ struct WgLayout {
   static_assert(4 * kRows * 4 <= kRowBytes);
 
   // Half of a tile's values wait for the next tile's scores: where several row blocks read a tile the tensor cores bound them,
-  // and would be idle during softmax. It needs the next tile's boxes beside this one's latent, else both would wait forever.
-  // One block waits for memory, and hands its boxes back first.
+  // and would be idle during softmax. With fewer than 13 boxes both would wait forever; with 17 the whole next tile is there
+  // first. One block waits for memory, and hands its boxes back first.
   __device__ static bool values_wait(const RowBlock& block) { return kRing >= 2 * kBoxes - 1 && block.slot_rows > kRows; }
 };
 
@@ -558,7 +558,7 @@ struct Accumulator {
     multiply(3);
     release<1>(2);
     release<0>(3);
-    if (!Layout::values_wait(block) && next_follows) await_scores();  // so that each phase is waited for; nothing waits for this
+    if (!Layout::values_wait(block) && next_follows) await_scores();  // so that each phase is waited for; the scorer asks for spent later
     __syncwarp();
     if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
