@@ -39,7 +39,8 @@ def find(base: str, scratch: Path) -> Path:
         ) from None
     unpacked = scratch / "unpacked"
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        archive.extractall(unpacked, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 and 3.11.3 have none
+        archive.extractall(unpacked)
     library(unpacked)
     return unpacked
 
