@@ -1,6 +1,5 @@
 """Parity cases: what a verify call is made of, its id, and the inputs that the id stands for. Lists: case_lists.py."""
 
-import math
 import re
 import zlib
 from dataclasses import dataclass, fields
@@ -8,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 from compare import Expected, expected_attention
-from families import needle_direction, position_code
+from families import LOW, RISING, SM_SCALE, kv_rows, needle_direction
 from tree_kinds import TREE_KINDS, make_tree
 
 from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, verify_attention
@@ -21,21 +20,14 @@ FP8_DTYPES = ("fp32", "bf16")  # beside fp8 rows; sums of their zeros and a smal
 SLOTS = ("table32", "table64", "ranges32", "ranges64")  # the number: width of lengths and of row or slot indices
 TREES = (*TREE_KINDS, "self", "padded", "none")  # tokens that see only themselves; half a tree; no words: a chain
 FAMILIES = ("diffuse", "cold", "mean", "needle.first", "needle.last", "needle.cut", "needle.precut", "needle.tree")
-LOW = "low"  # a family for bf16: float32's own rounding of such scores is more than float32's bounds allow
 MIXES = {
     1: (0, 1, 31, 32, 33, 63, 64, 65),
     2: (65, 64, 63, 33, 32, 31, 1, 0),
     3: (16384, 37, 4096, 0, 1000, 8191, 1, 250),
     4: (37, 0, 90, 1),
 }
-RISING = "rising"  # a family for bf16, whose range its values span: scores that rise by more than 2^8 a tile
-RISE = 9.0  # base 2, in a tile of 64 tokens
-MOST_RISES = 12  # the last tiles'; values shrink as weights grow, so that every tile counts; 2^-108 is still a float32
 # The words of an id.
 KINDS = {"kv": KV_DTYPES, "tree": TREES, "family": (*FAMILIES, LOW, RISING), "slots": SLOTS, "path": PATHS}
-SM_SCALE = 192**-0.5  # of a model with 128 + 64 dimensional heads, whatever the width of the latent row
-NEEDLE_SCORE = 30.0
-LOW_SCORE = -96.0  # below where float32 ends, e^-87
 HIGH_SLOT = 3_800_000  # times 1,152 bytes is past 2^32; times 576 elements, or bytes of fp8, past 2^31
 UNSEEN_VALUE = 1e4  # of rows that are a request's and seen by nobody; where the format ends earlier, its largest
 UNUSED_COLUMN = 0x7FFF_FF00  # a slot index that no pool has: reading through it faults
@@ -289,21 +281,9 @@ def _queries(
 
 def _kv_rows(case: Case, request: int, plan: VerifyPlan, random: torch.Generator) -> torch.Tensor:
     """[n_b + T, 576] float32: this request's latent rows in token order."""
-    n, tree_tokens = case.lengths[request], case.tree_tokens
-    rows = torch.randn(n + tree_tokens, 576, generator=random, device=random.device)
-    if case.family == "mean":
-        rows[:, :512] = position_code(n, tree_tokens, rows.device)
-    if case.family == LOW:
-        rows[:, 512:] = LOW_SCORE / (64 * SM_SCALE) * needle_direction(rows.device)
-    if case.family == RISING:
-        tile = torch.arange(len(rows), device=rows.device)[:, None] // 64
-        rises = (tile - tile[-1] + MOST_RISES).clamp(min=0)
-        rows[:, 512:] = rises * RISE * math.log(2) / (64 * SM_SCALE) * needle_direction(rows.device)
-        rows[:, :512] *= 2.0 ** (RISE * (MOST_RISES // 2 - rises))
-    if case.family.startswith("needle"):
-        rows[_needle_position(case, request, plan)] = torch.cat(
-            [torch.full((512,), 8.0), NEEDLE_SCORE / (64 * SM_SCALE) * needle_direction(torch.device("cpu"))]
-        ).to(rows.device)
+    n = case.lengths[request]
+    needle = _needle_position(case, request, plan) if case.family.startswith("needle") else None
+    rows = kv_rows(case.family, n, case.tree_tokens, needle, random)
     rows[n + _real_tokens(case, request) :] = min(UNSEEN_VALUE, torch.finfo(case.shape.kv_dtype).max)
     return rows
 

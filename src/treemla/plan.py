@@ -209,7 +209,12 @@ class VerifyPlan:
             overhead_tiles = chosen.overhead_tiles
         # A block of more rows than a tree has tokens counts on several heads: it has words for so many tokens only.
         heights = [rows for rows in self.path.block_heights if self.shape.num_heads > 1 or rows <= MAX_TREE_TOKENS]
-        expect(block_rows in heights, "block_rows", f"one of {heights} ({self.path.name})", block_rows)
+        expect(
+            type(block_rows) is int and block_rows in heights,
+            "block_rows",
+            f"one of {heights} ({self.path.name})",
+            block_rows,
+        )
         expect_int("parts", parts, 1, tiles.MAX_PARTS)
         expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         # Under fixed split a request's result may not depend on what else the step holds.

@@ -20,7 +20,7 @@ MIN_PART_TOKENS = 64  # (device) a shorter piece costs more in partials than it 
 DIRECT = -1  # slot of a piece that is its request's only one: it writes the output itself
 OVERLONG = -1  # committed count of a request whose slots do not hold it: its outputs are NaN, nothing is read
 
-PART_WORK_INTS = 8
+PART_WORK_INTS = 8  # (device) a CTA's record
 ON_DEVICE = "committed", "pieces", "part_work", "request_ptr"  # what kernels read of a schedule
 
 Ints = npt.NDArray[np.signedinteger]

@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 
 import pytest
+from families import RISE
 
 from treemla import combine, cubins, launch, launch_moves, nvcc, schedule, tiles
 
@@ -62,6 +63,7 @@ def test_python_and_device_code_agree(arch, tmp_path):
             f"treemla::kWgThreads == {tiles.WGMMA.threads}",
             f"treemla::kWgTileTokens == {tiles.WGMMA.tile_tokens}",
             f"treemla::kRunRows == {launch.RUN_ROWS}",
+            f"treemla::kHeadroom < {RISE}f",
         ]
     claims += [
         f"treemla::plan_shared_bytes({batch}, {parts}) == {launch.plan_shared_bytes(batch, parts)}"

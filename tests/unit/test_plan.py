@@ -104,6 +104,7 @@ def test_update_refuses_lengths_above_max_context() -> None:
         ({"path": "tcgen05"}, r"path: expected one of \['mma', 'wgmma'\] on cpu, got 'tcgen05'"),
         ({"block_rows": 44}, r"block_rows: expected one of \[8, 16, 24, 32, 40\] \(mma\), got 44"),
         ({"block_rows": 48}, r"block_rows: expected one of \[8, 16, 24, 32, 40\] \(mma\), got 48"),
+        ({"block_rows": 8.0}, r"block_rows: expected one of \[8, 16, 24, 32, 40\] \(mma\), got 8.0"),
         ({"overhead_tiles": -1}, r"overhead_tiles: expected 0\.\.1024, got -1"),
         ({"contexts": ()}, r"contexts: expected at least one length, got \(\)"),
         ({"contexts": (5, -1)}, r"contexts: expected 0\.\.1073741824, got -1"),

@@ -104,6 +104,20 @@ def test_a_plan_step_that_was_not_done_is_noticed(prepared):
         prepared(Nothing, PLAN).block(3, 1)
 
 
+class WordsAlone(Replays):
+    """Packs masks and plans nothing."""
+
+    def sample_us(self, replays):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(VerifyPlan, "update", lambda *lengths: None)
+            return super().sample_us(replays)
+
+
+def test_a_plan_step_that_writes_words_alone_is_noticed(prepared):
+    with pytest.raises(Unproven, match="another output"):
+        prepared(WordsAlone, PLAN).block(3, 1)
+
+
 class OtherPlan(VerifyPlan):
     """A base's, which knows `work` where this checkout's has `part_work`."""
 
@@ -136,6 +150,7 @@ def test_a_wrong_plan_is_not_timed(monkeypatch, name):
     held[0] += 1
     made = Side("verify", lambda _: inputs, Replays)
     assert name in made.prepare(PLAN)
+    assert name in Side("verify", lambda _: inputs, Nothing).prepare(PLAN)  # looking does not mend it
 
 
 def test_a_slow_kernel_is_timed_less_often(prepared):

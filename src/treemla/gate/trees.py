@@ -39,7 +39,7 @@ def find(base: str, scratch: Path) -> Path:
         ) from None
     unpacked = scratch / "unpacked"
     with tarfile.open(fileobj=BytesIO(packed)) as archive:
-        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2 and 3.11.3 have none
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python has it since 3.11.4
         archive.extractall(unpacked)
     library(unpacked)
     return unpacked

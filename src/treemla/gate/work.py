@@ -71,11 +71,13 @@ class Plan:
             return f"{case.id}: the words are not those of the mask"
         written = [tensor.clone() for tensor in self.schedule()]
         plan.load(plan.mirror(np.array(case.contexts, dtype=np.int32)))
+        problem = ""
         for before, after in zip(written, self.schedule(), strict=True):
             if not torch.equal(before, after):
-                name = next(name for name, tensor in vars(plan).items() if tensor is after)
-                return f"{case.id}: {name} of the plan is not the schedule of these lengths"
-        return ""
+                name = next((name for name, tensor in vars(plan).items() if tensor is after), "a tensor")
+                problem = f"{case.id}: {name} of the plan is not the schedule of these lengths"
+                after.copy_(before)
+        return problem
 
     def schedule(self) -> list[torch.Tensor]:
         """The plan's, without the workspace. By their type, not by name: a base's plan may have others."""
