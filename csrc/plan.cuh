@@ -65,17 +65,6 @@ __device__ __forceinline__ int32_t held_tiles(const PlanParams& p, int32_t commi
   return committed == kOverlong ? 0 : (committed + p.tree_tokens - 1 >> p.tile_shift) + 1;
 }
 
-// Writes all pieces and every CTA's work. piece(i): the i-th of `count`; begin(i): of the first of part i, begin(parts) = count.
-template <class PieceOf, class BeginOf>
-__device__ __forceinline__ void write_schedule(const PlanParams& p, int count, int parts, const PieceOf& piece, const BeginOf& begin) {
-  for (int i = threadIdx.x; i < count; i += kPlanThreads) p.pieces[i] = piece(i);
-  const bool halved = parts < p.parts;
-  for (int i = threadIdx.x; i < p.parts; i += kPlanThreads) {
-    const int part = halved ? i / 2 : i, first = begin(part), end = part < parts ? begin(part + 1) : first;
-    p.part_work[i] = PartWork{first < end ? piece(first) : Piece{}, first, end, halved, 0};
-  }
-}
-
 __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_t* first_piece) {
   for (int r = threadIdx.x; r < p.batch; r += kPlanThreads) {
     const int32_t n = committed[r];
@@ -91,7 +80,11 @@ __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_
     const int end = nth + 1 < own ? (nth + 1) * p.split_tokens : committed[request] + p.tree_tokens;
     return Piece{request, nth * p.split_tokens, end, own == 1 ? kDirect : i};
   };
-  write_schedule(p, count, p.parts, piece, [&](int i) { return int32_t(int64_t(i) * count / p.parts); });
+  for (int i = threadIdx.x; i < count; i += kPlanThreads) p.pieces[i] = piece(i);
+  for (int i = threadIdx.x; i < p.parts; i += kPlanThreads) {
+    const int first = int64_t(i) * count / p.parts, end = int64_t(i + 1) * count / p.parts;
+    p.part_work[i] = PartWork{first < end ? piece(first) : Piece{}, first, end, 0, 0};
+  }
 }
 
 // Shared memory, int32: committed, line_begin, first_piece and first_cut [B+1]; cut_request, cut_tile, cuts_before and
@@ -147,18 +140,30 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   prefix_sum(first_piece, batch);
 
   for (int r = thread; r <= batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
-  const auto piece = [&](int i) {
-    const int r = lower_bound(first_piece, batch + 1, i + 1) - 1, nth = i - first_piece[r];
-    const int cut = first_cut[r] + nth, end_cut = first_cut[r + 1];  // effective cuts: the piece's end, the request's last
-    const int slot = first_cut[r] == end_cut ? kDirect : nth == 0 ? 2 * cut : 2 * cut - 1;
-    return Piece{r, nth == 0 ? 0 : edge[cut - 1] << p.tile_shift,
-                 cut == end_cut ? committed[r] + p.tree_tokens : edge[cut] << p.tile_shift, slot};
+  if (halved && thread == 0 && p.parts % 2) p.part_work[p.parts - 1] = PartWork{Piece{}, first_piece[batch], first_piece[batch], 1, 0};
+  // A piece is the first of a part or of a request, mostly of one of them.
+  const auto begin = [&](int part) {
+    const int r = cut_request[part];
+    return first_piece[r] + cuts_before[part] - first_cut[r] + effective(part);
   };
-  const auto begin = [&](int i) {
-    const int r = cut_request[i];
-    return first_piece[r] + cuts_before[i] - first_cut[r] + effective(i);
-  };
-  write_schedule(p, first_piece[batch], parts, piece, begin);
+  for (int i = thread; i < parts + batch; i += kPlanThreads) {
+    const bool is_part = i < parts;
+    int r = is_part ? cut_request[i] : i - parts;
+    const int at = is_part ? begin(i) : first_piece[r], end = is_part ? begin(i + 1) : first_piece[r + 1];
+    Piece piece{};
+    if (at < end) {
+      while (first_piece[r + 1] <= at) ++r;  // a request without pieces was cut
+      const int nth = at - first_piece[r], cut = first_cut[r] + nth, last_cut = first_cut[r + 1];  // effective ones
+      piece = Piece{r, nth == 0 ? 0 : edge[cut - 1] << p.tile_shift,
+                    cut == last_cut ? committed[r] + p.tree_tokens : edge[cut] << p.tile_shift,
+                    first_cut[r] == last_cut ? kDirect : nth == 0 ? 2 * cut : 2 * cut - 1};
+      p.pieces[at] = piece;
+    }
+    if (!is_part) continue;
+    const PartWork work{piece, at, end, halved, 0};
+    p.part_work[halved ? 2 * i : i] = work;
+    if (halved) p.part_work[2 * i + 1] = work;
+  }
 }
 
 __device__ __forceinline__ void plan(const PlanParams& p) {

@@ -22,7 +22,7 @@
 //            of copies of 16 rows
 // empty[box] 4 scorer warps and 4 of the accumulator that reads its values
 // ready      128 scorer threads: P and factors            spent      8 accumulator warps have read them
-// scored     4 scorer warps: two thirds of a tile's scores are there
+// scored     4 scorer warps: two thirds of a tile's scores are there; of a piece's first tile nobody asks
 // After the last tile of a piece one more turn of ready and spent hands over the final factors, which a direct piece needs.
 #pragma once
 #include "fp8.cuh"
@@ -88,6 +88,11 @@ struct WgLayout {
   static constexpr int kBytes = kWgSharedBytes;
   static_assert(kQuery + kSideBytes <= kEmptyBarriers && kRing > kBoxes);
   static_assert(4 * kRows * 4 <= kRowBytes);
+
+  // Half of a tile's values wait for the next tile's scores: where several row blocks read a tile the tensor cores bound them,
+  // and would be idle during softmax. With fewer than 13 boxes both would wait forever; with 17 the whole next tile is there
+  // first. One block waits for memory, and hands its boxes back first.
+  __device__ static bool values_wait(const RowBlock& block) { return kRing >= 2 * kBoxes - 1 && block.slot_rows > kRows; }
 };
 
 // ---- producer ------------------------------------------------------------------------------------------------------
@@ -301,8 +306,8 @@ struct Scorer {
     if (i < tokens) reinterpret_cast<uint64_t*>(shared + Layout::kWords)[i] = tree_word(p, request, first_token + i);
   }
 
-  // Three boxes at a time: the proxy fence is too dear for each, and so is a look at a barrier.
-  __device__ void score(float (&s)[4 * kRowTiles]) {
+  // Three boxes at a time: the proxy fence is too dear for each, and so is a look at a barrier. values_before: of the piece.
+  __device__ void score(float (&s)[4 * kRowTiles], bool values_before) {
     for (int first = 0; first < kBoxes; first += kGroupBoxes, full.advance()) {
       barrier_wait(base + kFullBarriers + 8 * full.stage, full.parity);
       fence_async_proxy();
@@ -315,7 +320,7 @@ struct Scorer {
       wgmma_commit();
     }
     wgmma_wait<1>();
-    if (lane == 0) barrier_arrive(base + kScoredBarrier);
+    if (lane == 0 && values_before) barrier_arrive(base + kScoredBarrier);
     wgmma_wait<0>();
   }
 
@@ -457,7 +462,7 @@ struct Scorer {
     for (int tile = 0; tile < tiles; ++tile) {
       float s[4 * kRowTiles];
       const int first_stage = at.stage;
-      score(s);
+      score(s, tile > 0);
       release(first_stage);
       softmax(s, tile);
       hand_over();
@@ -511,7 +516,7 @@ struct Accumulator {
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
   int first_stage = 0;  // of the tile's boxes
   uint32_t turn = 0;    // parity of ready and spent
-  uint32_t scored = 0;  // of the next tile's scores
+  uint32_t scored = 0;  // parity of it
   float o[kBlocksEach][4 * kRowTiles];
 
   __device__ float2 factor_of(int n) const {
@@ -537,9 +542,6 @@ struct Accumulator {
     return first_stage + box < Layout::kRing ? first_stage + box : first_stage + box - Layout::kRing;
   }
 
-  // Where several row blocks read a tile the tensor cores bound them, and would be idle during softmax: so only half of a
-  // tile's values are multiplied beside the next one's scores, the other half when most of those are there. It needs the
-  // next tile's boxes beside this one's, else both would wait forever. One block waits for memory: its boxes go back first.
   __device__ void accumulate(bool next_follows) {
     barrier_wait(base + kReadyBarrier, turn);
     rescale();
@@ -550,17 +552,23 @@ struct Accumulator {
     multiply(1);
     release<1>(0);
     release<0>(1);
-    scored ^= 1;
-    if (Layout::kRing >= 2 * kBoxes - 1 && block.slot_rows > kRows && next_follows) barrier_wait(base + kScoredBarrier, scored);
+    if (Layout::values_wait(block) && next_follows) await_scores();
     wgmma_fence();  // ptxas would add it behind a branch
     multiply(2);
     multiply(3);
     release<1>(2);
     release<0>(3);
+    if (!Layout::values_wait(block) && next_follows) await_scores();  // so that each phase is waited for; the scorer asks for spent later
     __syncwarp();
     if (lane == 0) barrier_arrive(base + kSpentBarrier);
     turn ^= 1;
     first_stage = stage_of(kBoxes);
+  }
+
+  // Of the next tile. Before this one is called spent: the scorer cannot be a phase further then.
+  __device__ void await_scores() {
+    barrier_wait(base + kScoredBarrier, scored);
+    scored ^= 1;
   }
 
   __device__ void multiply(int m) {
