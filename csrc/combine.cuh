@@ -2,10 +2,11 @@
 //
 // A *unit* is 32 / 2^piece_shift chunks of one query row of one request. 2^warp_shift warps share its pieces, and in each
 // of them 2^piece_shift groups of lanes, each with kRowsAtOnce pieces in flight. Where a unit is one warp's, nothing but
-// shuffles is left to do; else the warps meet in shared memory. This kernel runs with cold instruction caches: what it
-// executes once costs more than what it computes (docs/kernel-log.md, fifth round).
+// shuffles is left to do; else the warps meet in shared memory. A request has as many groups as its pieces take at once, up
+// to what the launch has warps for. This kernel runs with cold instruction caches: what it executes once costs more than
+// what it computes (docs/kernel-log.md, fifth round).
 // The order of additions never depends on timing, so equal inputs give equal bits.
-// Grid: x = units of a request, kCombineWarps / 2^warp_shift a CTA; y = requests.
+// Grid: x = a request's units at 2^most_shift groups, kCombineWarps / 2^warp_shift a CTA; y = requests.
 #pragma once
 #include "work.cuh"
 
@@ -15,11 +16,22 @@ constexpr int kCombineWarps = 8;
 constexpr int kCombineThreads = 32 * kCombineWarps;
 constexpr int kRowsAtOnce = 5;      // partials that a lane has in flight
 constexpr int kMaxPieceShift = 2;   // a warp's lanes know kRowsAtOnce << kMaxPieceShift pieces
+constexpr int kMaxGroupShift = 5;   // of a unit: four groups in each of eight warps
 constexpr int kSumStride = 40;      // floats; 8 mod 32: a warp's reads of four values of eight chunks meet no bank twice
 
-// How a launch is cut. Its parameters are powers of two: a division's code takes longer to arrive than to execute.
+// How a request is cut, by powers of two: a division's code takes longer to arrive than to execute.
 struct CombineCut {
-  int slot_rows, piece_shift, warp_shift;
+  int piece_shift, warp_shift;
+
+  // `pieces` among the fewest groups that take them at once. Up to four groups are lanes of one warp, more of two, but 32.
+  __device__ CombineCut(int pieces, int most_shift) {
+    int shift = 0;
+#pragma unroll
+    for (int i = 0; i < kMaxGroupShift; ++i) shift += pieces > kRowsAtOnce << i;
+    shift = min(shift, most_shift);
+    piece_shift = shift <= kMaxPieceShift ? shift : shift == kMaxGroupShift ? kMaxPieceShift : 1;
+    warp_shift = shift - piece_shift;
+  }
 
   __device__ int chunk_shift() const { return 5 - piece_shift; }
   // Of the CTA's units.
@@ -71,19 +83,22 @@ struct ClosedRow {
         lse(pieces == 0 ? NAN : weight == 0.f ? -INFINITY : (most + __log2f(weight)) * kLn2) {}
 };
 
-__device__ __forceinline__ void combine(const VerifyParams& p, const CombineCut& cut) {
+// slot_rows: of a slot of the workspace. most_shift: of a unit's groups, at most kMaxGroupShift.
+__device__ __forceinline__ void combine(const VerifyParams& p, int slot_rows, int most_shift) {
   __shared__ __align__(8) CombineSpace space;
   allow_dependents();
   const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32, request = blockIdx.y, rows = p.tree_tokens * p.heads;
+  const int begin = uniform(p.request_ptr[request]), count = uniform(p.request_ptr[request + 1]) - begin;
+  const CombineCut cut(count, most_shift);
+  if (cut.first_chunk(0) >= rows * kRowChunks) return;  // fewer groups than the launch has warps for
   const int unit_warps = 1 << cut.warp_shift, chunk_lanes = 1 << cut.chunk_shift(), group = lane >> cut.chunk_shift();
   const int first_chunk = cut.first_chunk(warp >> cut.warp_shift), row = first_chunk / kRowChunks;
-  const int begin = uniform(p.request_ptr[request]), count = uniform(p.request_ptr[request + 1]) - begin;
   const int pieces = row < rows ? count : 0, at_once = kRowsAtOnce << cut.piece_shift;
   // The piece that this lane knows.
   int piece = lane < at_once ? ((warp & unit_warps - 1) << cut.piece_shift) + (lane & (1 << cut.piece_shift) - 1) +
                                    (lane >> cut.piece_shift << cut.piece_shift + cut.warp_shift)
                              : INT_MAX / 2;
-  const auto row_of_piece = [&] { return piece < pieces ? p.pieces[begin + piece].slot * cut.slot_rows + row : -1; };
+  const auto row_of_piece = [&] { return piece < pieces ? p.pieces[begin + piece].slot * slot_rows + row : -1; };
   int known = row_of_piece();
   // The plan was complete before the verify kernel let this one start; the partials are so after the wait.
   wait_for_dependency();

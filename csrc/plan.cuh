@@ -83,7 +83,7 @@ __device__ void plan_fixed(const PlanParams& p, const int32_t* committed, int32_
   for (int i = threadIdx.x; i < count; i += kPlanThreads) p.pieces[i] = piece(i);
   for (int i = threadIdx.x; i < p.parts; i += kPlanThreads) {
     const int first = int64_t(i) * count / p.parts, end = int64_t(i + 1) * count / p.parts;
-    p.part_work[i] = PartWork{first < end ? piece(first) : Piece{}, first, end, 0, 0};
+    p.part_work[i] = PartWork{first < end ? piece(first) : Piece{}, first, end, 1, 0};
   }
 }
 
@@ -106,15 +106,16 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   __syncthreads();
   prefix_sum(line_begin, batch);
   const int32_t total = line_begin[batch] - p.overhead_tiles;
-  const bool halved = p.halved_tiles > 0 && total <= p.halved_tiles;
-  const int parts = halved ? p.parts / 2 : p.parts;
-  const int32_t share = max(kMinPartTokens >> p.tile_shift, (total + parts - 1) / parts);
+  const auto within = [&](int32_t tiles) { return tiles > 0 && total <= tiles; };
+  const int shares = within(p.third_tiles) ? 3 : within(p.halved_tiles) ? 2 : 1;  // of a row block
+  const int parts = p.parts / shares;
+  const int32_t part_tiles = max(kMinPartTokens >> p.tile_shift, (total + parts - 1) / parts);
 
   for (int i = thread; i <= parts; i += kPlanThreads) {
-    int request = i == parts ? batch : lower_bound(line_begin, batch + 1, i * share + 1) - 1;
+    int request = i == parts ? batch : lower_bound(line_begin, batch + 1, i * part_tiles + 1) - 1;
     int tile = 0;
     if (request < batch) {
-      tile = i * share - line_begin[request];
+      tile = i * part_tiles - line_begin[request];
       if (tile >= held_tiles(p, committed[request])) request += 1, tile = 0;
       else tile = min(tile, committed[request] >> p.tile_shift);
     }
@@ -140,7 +141,8 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
   prefix_sum(first_piece, batch);
 
   for (int r = thread; r <= batch; r += kPlanThreads) p.request_ptr[r] = first_piece[r];
-  if (halved && thread == 0 && p.parts % 2) p.part_work[p.parts - 1] = PartWork{Piece{}, first_piece[batch], first_piece[batch], 1, 0};
+  const int32_t pieces = first_piece[batch], left = shares * parts + thread;  // CTAs of no part
+  if (left < p.parts) p.part_work[left] = PartWork{Piece{}, pieces, pieces, shares, thread};
   // A piece is the first of a part or of a request, mostly of one of them.
   const auto begin = [&](int part) {
     const int r = cut_request[part];
@@ -160,9 +162,8 @@ __device__ void plan_balanced(const PlanParams& p, const int32_t* committed, int
       p.pieces[at] = piece;
     }
     if (!is_part) continue;
-    const PartWork work{piece, at, end, halved, 0};
-    p.part_work[halved ? 2 * i : i] = work;
-    if (halved) p.part_work[2 * i + 1] = work;
+#pragma unroll 1
+    for (int share = 0; share < shares; ++share) p.part_work[shares * i + share] = PartWork{piece, at, end, shares, share};
   }
 }
 

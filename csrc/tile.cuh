@@ -52,10 +52,10 @@ struct alignas(16) Piece {
 };
 
 // What a CTA reads before all else, so that no load of its first piece waits for another: a part's pieces begin .. end-1, the
-// first of them beside, and whether row blocks are halved, in which case two neighbours have the same part.
+// first of them beside, and which share of its row block is its own: of so many that neighbours with the same part take.
 struct alignas(16) PartWork {
   Piece first;
-  int32_t begin, end, halved, unused;
+  int32_t begin, end, shares, share;
 };
 
 struct PlanParams {
@@ -72,7 +72,7 @@ struct PlanParams {
   int32_t split_tokens;  // 0: balanced
   int32_t overhead_tiles;  // what a request costs beside its tiles
   int32_t tile_shift;      // a tile of the kernel has 1 << tile_shift tokens
-  int32_t halved_tiles;    // row blocks are halved in steps that cost at most so many
+  int32_t halved_tiles, third_tiles;  // row blocks are taken by two, or by three, in steps that cost at most so many
 };
 
 struct PackMaskParams {

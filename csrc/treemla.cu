@@ -22,8 +22,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) treemla_pack_mask(con
 }
 
 extern "C" __global__ void __launch_bounds__(kCombineThreads, 4)
-    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int piece_shift, int warp_shift) {
-  combine(p, {slot_rows, piece_shift, warp_shift});
+    treemla_combine(const __grid_constant__ VerifyParams p, int slot_rows, int most_shift) {
+  combine(p, slot_rows, most_shift);
 }
 
 extern "C" __global__ void __launch_bounds__(kMoveThreads, 2) treemla_move_rows(const __grid_constant__ MoveRowsParams p) {
@@ -47,31 +47,31 @@ TREEMLA_VERIFY_MMA(32)
 TREEMLA_VERIFY_MMA(40)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define TREEMLA_VERIFY_WGMMA(rows, halves, name)                                                                 \
+#define TREEMLA_VERIFY_WGMMA(rows, shares, name)                                                                \
   extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_r##name(                      \
       const __grid_constant__ VerifyParams p, const __grid_constant__ TensorMap kv_map) {                        \
-    verify_wgmma<rows / kRowTile, KvType::bf16, halves>(p, &kv_map);                                             \
+    verify_wgmma<rows / kRowTile, KvType::bf16, shares>(p, &kv_map);                                             \
   }                                                                                                              \
   extern "C" __global__ void __launch_bounds__(kWgThreads, 1) treemla_verify_wgmma_fp8_r##name(                  \
       const __grid_constant__ VerifyParams p) {                                                                  \
-    verify_wgmma<rows / kRowTile, KvType::e4m3, halves>(p, nullptr);                                             \
+    verify_wgmma<rows / kRowTile, KvType::e4m3, shares>(p, nullptr);                                             \
   }
 
-TREEMLA_VERIFY_WGMMA(8, false, 8)
-TREEMLA_VERIFY_WGMMA(16, false, 16)
-TREEMLA_VERIFY_WGMMA(24, false, 24)
-TREEMLA_VERIFY_WGMMA(32, false, 32)
-TREEMLA_VERIFY_WGMMA(40, false, 40)
-TREEMLA_VERIFY_WGMMA(48, false, 48)
-TREEMLA_VERIFY_WGMMA(56, false, 56)
-TREEMLA_VERIFY_WGMMA(64, false, 64)
-TREEMLA_VERIFY_WGMMA(72, false, 72)
-TREEMLA_VERIFY_WGMMA(16, true, 16_8)
-TREEMLA_VERIFY_WGMMA(24, true, 24_16)
-TREEMLA_VERIFY_WGMMA(32, true, 32_16)
-TREEMLA_VERIFY_WGMMA(40, true, 40_24)
-TREEMLA_VERIFY_WGMMA(48, true, 48_24)
-TREEMLA_VERIFY_WGMMA(56, true, 56_32)
-TREEMLA_VERIFY_WGMMA(64, true, 64_32)
-TREEMLA_VERIFY_WGMMA(72, true, 72_40)
+TREEMLA_VERIFY_WGMMA(8, 1, 8)
+TREEMLA_VERIFY_WGMMA(16, 1, 16)
+TREEMLA_VERIFY_WGMMA(24, 1, 24)
+TREEMLA_VERIFY_WGMMA(32, 1, 32)
+TREEMLA_VERIFY_WGMMA(40, 1, 40)
+TREEMLA_VERIFY_WGMMA(48, 1, 48)
+TREEMLA_VERIFY_WGMMA(56, 1, 56)
+TREEMLA_VERIFY_WGMMA(64, 1, 64)
+TREEMLA_VERIFY_WGMMA(72, 1, 72)
+TREEMLA_VERIFY_WGMMA(16, 2, 16_8)
+TREEMLA_VERIFY_WGMMA(24, 2, 24_16)
+TREEMLA_VERIFY_WGMMA(32, 2, 32_16)
+TREEMLA_VERIFY_WGMMA(40, 2, 40_24)
+TREEMLA_VERIFY_WGMMA(48, 3, 48_24_16)
+TREEMLA_VERIFY_WGMMA(56, 3, 56_32_24)
+TREEMLA_VERIFY_WGMMA(64, 3, 64_32_24)
+TREEMLA_VERIFY_WGMMA(72, 3, 72_40_24)
 #endif

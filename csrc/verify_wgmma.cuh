@@ -644,46 +644,64 @@ __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* s
   for (int i = pieces.begin(); i < pieces.end(); ++i) accumulator.run(p.pieces[i]);
 }
 
-// A CTA takes a block of the rows and a part of the tokens or, kHalves and in a short step (PlanParams.halved_tiles), half
-// a block and one of half as many parts: as many CTAs, each with half the rows to fetch, to close and to write.
-template <int kRowTiles, KvType kKv, bool kHalves>
+// Of a block that is taken by so many CTAs.
+template <class LayoutOfShare, int kCount>
+struct Shares {
+  using Layout = LayoutOfShare;
+  static constexpr int count = kCount;
+};
+
+// Calls f(Shares<..>); `shares` is at most kMost.
+template <int kRows, KvType kKv, int kMost, class F>
+__device__ __forceinline__ void with_shares(int shares, const F& f) {
+  // Producers run one code for all: no other has to arrive first. So e4m3 boxes are staged at the same place.
+  using Whole = WgLayout<kRows, kKv>;
+  using Layout = WgLayout<share_rows(kRows, kMost), kKv, kKv == KvType::bf16 ? kMaxRingBoxes : Whole::kRing>;
+  static_assert(kKv == KvType::bf16 || Layout::kStaging == Whole::kStaging);
+  if (kMost == 1 || shares == kMost) f(Shares<Layout, kMost>{});
+  else if constexpr (kMost > 1) with_shares<kRows, kKv, kMost - 1>(shares, f);
+}
+
+// A CTA takes a block of the rows and a part of the tokens or, in a short step (PlanParams), one of up to kMostShares shares of
+// a block and a longer part: as many CTAs, each with fewer rows to fetch, to close and to write. A share has a row at least.
+template <int kRowTiles, KvType kKv, int kMostShares>
 __device__ __forceinline__ void verify_wgmma(const VerifyParams& p, const TensorMap* kv_map) {
-  // Producers run one code for both: no other has to arrive first. So e4m3 boxes are staged at the same place.
-  using Whole = WgLayout<kRowTiles * kRowTile, kKv>;
-  using Half = WgLayout<(kRowTiles + 1) / 2 * kRowTile, kKv, kKv == KvType::bf16 ? kMaxRingBoxes : Whole::kRing>;
-  static_assert(kKv == KvType::bf16 || !kHalves || Half::kStaging == Whole::kStaging);
+  constexpr int kRows = kRowTiles * kRowTile;
   extern __shared__ __align__(1024) char shared[];
   const uint32_t base = shared_address(shared);
   init_barriers(base);
   __syncthreads();
   wait_for_dependency();
   allow_dependents();
-  PartPieces pieces(p);
-  const bool halved = kHalves && pieces.work.halved;
-  const auto half_block = [] { return RowBlock(Whole::kRows, Half::kRows, blockIdx.y % 2 * gridDim.x + blockIdx.x); };
-  if (halved && half_block().row0 >= p.tree_tokens * p.heads) pieces.work.end = pieces.work.begin;
+  const PartPieces pieces(p);
+  // f(layout, the CTA's rows)
+  const auto with_rows = [&](const auto& f) {
+    with_shares<kRows, kKv, kMostShares>(pieces.work.shares, [&](auto taken) {
+      using Taken = decltype(taken);
+      f(typename Taken::Layout{}, RowBlock(kRows, Taken::count, Taken::count == 1 ? 0 : pieces.work.share));
+    });
+  };
   const int warpgroup = threadIdx.x / 128;
   if (warpgroup == 0) {
     release_registers<kCopyRegisters>();
     const auto produce = [&](auto producer) {
       for (int i = pieces.begin(); i < pieces.end(); ++i) producer.run(pieces.at(i));
     };
-    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<Whole>{p, base, pieces.row_of_0});
+    if constexpr (kKv == KvType::e4m3) produce(WgFp8Producer<WgLayout<kRows, kKv>>{p, base, pieces.row_of_0});
     else {
-      const RingPosition boxes{halved ? Half::kRing : Whole::kRing}, groups{halved ? Half::kRingGroups : Whole::kRingGroups};
-      const bool is_brief = kHalves && gridDim.x == 1 && tiles_of(pieces.work.first, kWgTileTokens) <= kBriefTiles;
+      RingPosition boxes{}, groups{};
+      with_rows([&](auto layout, const RowBlock&) { boxes.stages = layout.kRing, groups.stages = layout.kRingGroups; });
+      const bool is_brief = kMostShares > 1 && gridDim.x == 1 && tiles_of(pieces.work.first, kWgTileTokens) <= kBriefTiles;
       if (is_brief) produce(WgProducer<1>{p, kv_map, base, pieces.row_of_0, boxes, groups});
       else produce(WgProducer<kGroupBoxes>{p, kv_map, base, pieces.row_of_0, boxes, groups});
     }
     wait_copies();
   } else if (warpgroup == 1) {
     release_registers<kScorerRegisters>();
-    if (!halved) score_pieces<Whole>(p, shared, pieces, RowBlock(Whole::kRows));
-    else score_pieces<Half>(p, shared, pieces, half_block());
+    with_rows([&](auto layout, const RowBlock& block) { score_pieces<decltype(layout)>(p, shared, pieces, block); });
   } else {
     claim_registers<kAccumulatorRegisters>();
-    if (!halved) accumulate_pieces<Whole>(p, shared, pieces, RowBlock(Whole::kRows));
-    else accumulate_pieces<Half>(p, shared, pieces, half_block());
+    with_rows([&](auto layout, const RowBlock& block) { accumulate_pieces<decltype(layout)>(p, shared, pieces, block); });
   }
 }
 

@@ -43,16 +43,21 @@ __device__ __forceinline__ int tiles_of(const Piece& piece, int tile_tokens) {
   return (max(0, piece.kv_end - piece.kv_begin) + tile_tokens - 1) / tile_tokens;
 }
 
+// Rows of each share of a block but the last, which has what is left.
+__host__ __device__ constexpr int share_rows(int block_rows, int shares) {
+  return (block_rows / kRowTile + shares - 1) / shares * kRowTile;
+}
+
 // The query rows of a CTA, in their request's order; the rows of all blocks are what a slot of the workspace holds.
 struct RowBlock {
   int row0, held, slot_rows;
 
-  // Block blockIdx.x.
-  __device__ RowBlock(int block_rows) : row0(blockIdx.x * block_rows), held(block_rows), slot_rows(gridDim.x * block_rows) {}
-  // Half `nth` of all halves, the first of a block with half_rows, the second with what is left.
-  __device__ RowBlock(int block_rows, int half_rows, int nth)
-      : row0(nth / 2 * block_rows + nth % 2 * half_rows), held(nth % 2 ? block_rows - half_rows : half_rows),
-        slot_rows(gridDim.x * block_rows) {}
+  // Block blockIdx.x or, of all blocks' shares, share * gridDim.x + blockIdx.x: neighbours have the same block.
+  __device__ RowBlock(int block_rows, int shares = 1, int share = 0) : slot_rows(gridDim.x * block_rows) {
+    const int nth = share * gridDim.x + blockIdx.x, of_block = nth % shares * share_rows(block_rows, shares);
+    row0 = nth / shares * block_rows + of_block;
+    held = min(share_rows(block_rows, shares), block_rows - of_block);
+  }
   __device__ int64_t partial_row(int slot) const { return int64_t(slot) * slot_rows + row0; }
 };
 
@@ -205,17 +210,19 @@ struct BlockOutput {
   }
 
   __device__ void store_out(int n, const float (&v)[4][4]) const {
+    // Lanes of dims d and d + 1 trade values, so that each stores two neighbouring dims of one row.
+    const bool odd = group & 1;
+    // One address, from which all else is constant: an offset for each dim would hold a register over all pieces.
+    const int row = 2 * pair + odd;
+    __nv_bfloat16* const to = out + row * kLatentDim + dim_of(warp, 0, 0, group & ~1);
 #pragma unroll
     for (int m = 0; m < 4; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // Lanes of dims d and d + 1 trade values, so that each stores two neighbouring dims of one row.
         const float x = v[m][2 * half], y = v[m][2 * half + 1];
-        const bool odd = group & 1;
         const float traded = __shfl_xor_sync(0xffffffffu, odd ? x : y, 4);
         const __nv_bfloat162 both = odd ? __floats2bfloat162_rn(traded, y) : __floats2bfloat162_rn(x, traded);
-        const int row = 8 * n + 2 * pair + odd, dim = dim_of(warp, m, half, group) & ~1;
-        if (row < rows_left) *reinterpret_cast<__nv_bfloat162*>(out + row * kLatentDim + dim) = both;
+        if (8 * n + row < rows_left) *reinterpret_cast<__nv_bfloat162*>(to + 8 * n * kLatentDim + dim_of(0, m, half, 0)) = both;
       }
   }
 };

@@ -5,7 +5,11 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import torch
 from cases import FAMILIES, FP8_DTYPES, LOW, MIXES, RISING, SLOTS, TREES, Case
+
+from treemla import cubins
+from treemla.tiles import WGMMA
 
 TREE_TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 63, 64)
 HEADS = (1, 2, 3, 5, 8, 16, 20, 64, 128)
@@ -87,11 +91,20 @@ def _gpu_cases() -> Iterator[Case]:
 
 
 def _on_each_path(cases: Iterator[Case]) -> list[Case]:
-    """On the device's default kernel; on mma, which every GPU has and a Hopper GPU does not choose; and what a plan may
-    take by halves of row blocks also as a whole."""
+    """On the device's default kernel; on mma, which every GPU has and a Hopper GPU does not choose; and where a plan may
+    take row blocks by shares, by each number of them."""
     distinct = dict.fromkeys(cases)
-    short = [case for case in distinct if sum(case.lengths) < 25_000 and not case.kv and not case.split]
-    return [*distinct, *(replace(case, path="mma") for case in distinct), *(replace(case, whole=1) for case in short)]
+    by_shares = [replace(case, shares=shares) for case in distinct for shares in _shares(case)]
+    return [*distinct, *(replace(case, path="mma") for case in distinct), *by_shares]
+
+
+def _shares(case: Case) -> range:
+    """Of few tokens, as plans have them."""
+    has_wgmma = not torch.cuda.is_available() or cubins.target_of(torch.device("cuda")).paths[0] is WGMMA
+    if case.split or case.path or sum(case.lengths) > 25_000 or not has_wgmma:
+        return range(0)
+    most = WGMMA.usable_shares(case.shape, WGMMA.row_blocks(case.shape)[1])
+    return range(1, 1 + min(most, case.parts or most)) if most > 1 else range(0)
 
 
 CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": _on_each_path(_gpu_cases())}

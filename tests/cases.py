@@ -10,8 +10,8 @@ from compare import Expected, expected_attention
 from families import LOW, RISING, SM_SCALE, kv_rows, needle_direction
 from tree_kinds import TREE_KINDS, make_tree
 
-from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, verify_attention
-from treemla.tiles import PATHS
+from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, cost, verify_attention
+from treemla.tiles import PATHS, WGMMA
 from treemla.tree import DraftTree, batch_words
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,7 +55,7 @@ class Case:
     pair: int = 0  # 1: q as two strided tensors
     high: int = 0  # 1: slots at the far end of a pool of more than 2^32 bytes
     path: str = ""  # the verify kernel; "": the device's default
-    whole: int = 0  # 1: row blocks are never halved
+    shares: int = 0  # of wgmma's row blocks; 0: the plan says
 
     def __post_init__(self) -> None:
         assert self.tree in TREES and self.family in KINDS["family"] and self.slots in SLOTS, self
@@ -174,7 +174,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
         device,
         parts=case.parts or None,
         path=case.path or None,
-        halved_tiles=0 if case.whole else None,
+        **_shares(case),
         **_fixed_split(case),
     )
     plan.update(seq_lens, slots, tail=case.tail)
@@ -219,6 +219,14 @@ def _words(case: Case, seed: int, device: torch.device) -> torch.Tensor | None:
         words = batch_words([request_tree(case, b, seed) for b in range(case.batch)], case.tree_tokens)
     words[len(words) - case.padding * case.tree_tokens :] = 0
     return torch.from_numpy(words).to(device)
+
+
+def _shares(case: Case) -> dict[str, int]:
+    if not case.shares:
+        return {}
+    blocks, rows = WGMMA.row_blocks(case.shape)
+    tiling = cost.Tiling(blocks, rows, case.parts, 0).by_shares(case.shares)
+    return {name: getattr(tiling, name) for name in ("block_rows", "halved_tiles", "third_tiles")}
 
 
 def _fixed_split(case: Case) -> dict[str, int]:

@@ -27,9 +27,9 @@ DESIGN_BATCHES = (1, 4, 16, 64)  # as far as a plan takes them; more requests th
 WAVES = (1, 1 / 2, 3 / 4, 1 / 4, 2, 3, 4)
 Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
-ALWAYS_HALVED = 2**30  # tiles
-MOST_HALVED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows both is 1 to 3% slower where they do not
-MOST_HALVED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
+ALWAYS = 2**30  # tiles
+MOST_SHARED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows shares is 1 to 3% slower where they do not
+MOST_SHARED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
 OVERHEADS = (1, 2, 3, 4, 6)
 
@@ -55,7 +55,7 @@ class Constants:
 
 # docs/kernel.md says from which times. wgmma: of an H200. mma: its loop there, the memory rate of an RTX PRO 6000.
 DEFAULTS = {
-    "wgmma": Constants(7.22, 1.45, 0.0109, 1.17, 0.0413, 0.0184, 4.37e6, 2.80e6),
+    "wgmma": Constants(5.22, 1.09, 0.0110, 1.00, 0.0413, 0.0216, 4.44e6, 2.01e6),
     "mma": Constants(7.22, 1.12, 0.0148, 1.3, 0.136, 0.0184, 1.79e6, 2.80e6),
 }
 
@@ -63,34 +63,36 @@ DEFAULTS = {
 @dataclass(frozen=True)
 class Tiling:
     """How a launch is cut: row blocks of block_rows, parts of the KV, and what a request counts beside its tiles when
-    parts are made equal. In steps of at most halved_tiles, overhead counted, row blocks are halved and so are the parts:
-    as many CTAs, each with more of the KV and half the rows."""
+    parts are made equal. In steps of at most halved_tiles, overhead counted, two CTAs share a row block, of at most
+    third_tiles three, and there are as many times fewer parts: each CTA has more of the KV and fewer rows."""
 
     blocks: int
     block_rows: int
     parts: int
     overhead_tiles: int
     halved_tiles: int = 0
+    third_tiles: int = 0
 
     def __str__(self) -> str:
-        up_to = f" up to {self.halved_tiles} tiles" if self.halved_tiles < ALWAYS_HALVED else ""
-        halved = f", halved{up_to}" if self.halved_tiles else ""
-        return f"{self.blocks}x{self.block_rows} rows, {self.parts} parts, overhead {self.overhead_tiles}{halved}"
-
-    def of_halves(self, kernel: KernelPath) -> "Tiling":
-        """What a step of halved blocks is cut like."""
-        return replace(
-            self,
-            blocks=2 * self.blocks,
-            block_rows=kernel.half_rows(self.block_rows),
-            parts=self.parts // 2,
-            halved_tiles=0,
+        shared = "".join(
+            f", {by}" + (f" up to {tiles} tiles" if tiles < ALWAYS else "")
+            for by, tiles in (("by thirds", self.third_tiles), ("by halves", self.halved_tiles))
+            if tiles
         )
+        return f"{self.blocks}x{self.block_rows} rows, {self.parts} parts, overhead {self.overhead_tiles}{shared}"
+
+    def by_shares(self, shares: int) -> "Tiling":
+        """With row blocks shared by so many CTAs in every step."""
+        return replace(self, halved_tiles=ALWAYS * (shares == 2), third_tiles=ALWAYS * (shares == 3))
+
+    def of_shares(self, kernel: KernelPath, shares: int) -> "Tiling":
+        """What a step of such shares is cut like."""
+        rows = kernel.share_rows(self.block_rows, shares)
+        return Tiling(shares * self.blocks, rows, self.parts // shares, self.overhead_tiles)
 
     def in_step(self, contexts: Sequence[int], tree_tokens: int, kernel: KernelPath) -> "Tiling":
-        """The tiling that halves always or never and cuts a step with these lengths as this one does."""
-        halved = self.schedule(contexts, tree_tokens, kernel).halved[0]
-        return replace(self, halved_tiles=ALWAYS_HALVED if halved else 0)
+        """The tiling that shares blocks always or never and cuts a step with these lengths as this one does."""
+        return self.by_shares(int(self.schedule(contexts, tree_tokens, kernel).shares[0]))
 
     def schedule(self, contexts: Sequence[int], tree_tokens: int, kernel: KernelPath) -> schedule.Schedule:
         """Of a step with these committed lengths."""
@@ -102,6 +104,7 @@ class Tiling:
             overhead=self.overhead_tiles,
             tile_tokens=kernel.tile_tokens,
             halved_tiles=self.halved_tiles,
+            third_tiles=self.third_tiles,
         )
 
 
@@ -133,8 +136,8 @@ def estimate(
 ) -> Estimate:
     """One layer of a step whose requests have these committed lengths."""
     made = tiling.schedule(contexts, shape.tree_tokens, kernel)
-    if made.halved[0]:
-        return estimate(constants, kernel, shape, contexts, tiling.of_halves(kernel), num_sms)
+    if made.shares[0] > 1:
+        return estimate(constants, kernel, shape, contexts, tiling.of_shares(kernel, int(made.shares[0])), num_sms)
     rows, tile_tokens = tiling.block_rows, kernel.tile_tokens
     request, begin, end, slot = made.pieces.T
     piece_tiles = -(-(end - begin) // tile_tokens)
@@ -205,23 +208,28 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
         worst = (us / us.min(axis=0)).max(axis=1)
         return considered[int((worst <= worst.min() * (1 + ALIKE)).argmax())]
 
-    best = best_of(tilings(constants, kernel, shape, num_sms))
+    best = best_of([shared(constants, kernel, shape, num_sms, t) for t in tilings(constants, kernel, shape, num_sms)])
     if not all(len(step) == 1 for step in steps):
         best = best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
-    return replace(best, halved_tiles=halved_tiles(constants, kernel, shape, num_sms, best))
+    return best
 
 
-def halved_tiles(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> int:
-    """Up to how many tiles of a lone request halved blocks are the quicker, looked for in steps of half a part's CTAs."""
-    if kernel.half_rows(whole.block_rows) == 0 or whole.parts < 2 or whole.blocks > MOST_HALVED_BLOCKS:
-        return 0
-    halves, step = whole.of_halves(kernel), whole.parts // 2
-    for tiles in range(step, MOST_HALVED_PART_TILES * whole.parts, step):
+def shared(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> Tiling:
+    """`whole`, and up to how many tiles of a lone request shares of its blocks are the quicker."""
+    most = min(kernel.usable_shares(shape, whole.block_rows), whole.parts)
+    if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
+        return whole
+    cuts = [whole.of_shares(kernel, shares) for shares in range(1, most + 1)]
+    up_to, step = [0, 0], max(1, whole.parts // 6)  # a tile of all parts is two halves' and three thirds'
+    for tiles in range(step, MOST_SHARED_PART_TILES * whole.parts, step):
         lone = (tiles * kernel.tile_tokens - shape.tree_tokens,)
-        half_us, whole_us = (estimate(constants, kernel, shape, lone, t, num_sms).us for t in (halves, whole))
-        if half_us > whole_us:
-            return tiles - step
-    return tiles
+        us = [estimate(constants, kernel, shape, lone, cut, num_sms).us for cut in cuts]
+        if min(us[1:]) > us[0]:
+            break
+        up_to[0] = tiles
+        if up_to[1] == tiles - step and us[-1] * (1 + ALIKE) <= min(us[:-1]):
+            up_to[1] = tiles
+    return replace(whole, halved_tiles=up_to[0], third_tiles=up_to[1] if most == 3 else 0)
 
 
 def _by_part(made: schedule.Schedule, of_piece: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:

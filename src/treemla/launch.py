@@ -41,8 +41,9 @@ class PlanArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("batch", "parts", "tree_tokens", "tail", "seq_lens_is_64")),
         *(
             (name, ctypes.c_int32)
-            for name in ("slots_are_ranges", "capacity", "split_tokens", "overhead_tiles", "tile_shift", "halved_tiles")
+            for name in ("slots_are_ranges", "capacity", "split_tokens", "overhead_tiles", "tile_shift")
         ),
+        *((name, ctypes.c_int32) for name in ("halved_tiles", "third_tiles")),
     ]
 
 
@@ -91,6 +92,7 @@ def plan(plan: VerifyPlan, seq_lens: torch.Tensor, slots: Slots, tail: int) -> N
         overhead_tiles=plan.overhead_tiles,
         tile_shift=plan.path.tile_tokens.bit_length() - 1,
         halved_tiles=plan.halved_tiles,
+        third_tiles=plan.third_tiles,
     )
     shared_bytes = plan_shared_bytes(batch, plan.parts)
     _launch(
@@ -182,15 +184,27 @@ def verify(
     path, rows = plan.path, plan.block_rows
     grid: tuple[int, ...] = (plan.blocks, plan.parts)
     fp8_kv = shape.kv_dtype is FP8
-    name, shared_bytes = path.kernel_name(rows, fp8_kv, plan.halves), path.shared_memory_bytes(rows, fp8_kv)
+    name, shared_bytes = path.kernel_name(rows, fp8_kv, plan.by_shares), path.shared_memory_bytes(rows, fp8_kv)
     maps = (
         [_kv_map(kv_cache.data_ptr(), *kv_cache.shape, kv_cache.stride(0))] if path.copies_runs and not fp8_kv else []
     )
     _launch(name, plan.device, grid, path.threads, shared_bytes, args, *maps, overlaps_previous=True)
-    cut = combine.cut(plan, slots.batch)
-    grid = combine.grid(plan, slots.batch, cut)
-    extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, *cut)]
-    _launch("treemla_combine", plan.device, grid, 32 * combine.CTA_WARPS, 0, args, *extents, overlaps_previous=True)
+    most_shift = combine.most_shift(plan, slots.batch)
+    grid = combine.grid(plan, slots.batch, most_shift)
+    extents = [ctypes.c_int32(x) for x in (plan.blocks * plan.block_rows, most_shift)]
+    gpu = torch.cuda.get_device_properties(plan.device)
+    sm_bytes = gpu.shared_memory_per_multiprocessor
+    _launch(
+        "treemla_combine",
+        plan.device,
+        grid,
+        32 * combine.CTA_WARPS,
+        combine.shared_bytes(math.prod(grid), gpu.multi_processor_count, sm_bytes),
+        args,
+        *extents,
+        shared_limit_bytes=combine.shared_bytes(1, 1, sm_bytes),
+        overlaps_previous=True,
+    )
 
 
 @functools.lru_cache(maxsize=1024)

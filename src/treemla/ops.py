@@ -85,7 +85,7 @@ def verify_attention(
         where = slots.req_to_token, slots.req_pool_indices
     else:
         where = slots.kv_indptr, slots.kv_indices
-    options = plan.path.name, plan.fixed_split, plan.halves, check_values
+    options = plan.path.name, plan.fixed_split, plan.by_shares, check_values
     torch.ops.treemla.verify_(
         q_latent, q_rope, kv_rows, *where, is_table, words, *plan.tensors, out, lse, *scales, *options
     )
@@ -154,7 +154,7 @@ def _verify(
     v_scale: float,
     path: str,
     fixed_split: bool,
-    halves: bool,
+    by_shares: bool,
     check_values: bool,
 ) -> None:
     """verify_attention with its checks of sizes done, over plain tensors: what torch.compile and graphs see.
@@ -166,7 +166,7 @@ def _verify(
     widths = q_latent.shape[-1], q_rope.shape[-1]
     shape = VerifyShape(q_latent.shape[1], tree_tokens, *widths, dtype=q_latent.dtype, kv_dtype=kv_cache.dtype)
     schedule_and_workspace = committed, pieces, part_work, request_ptr, partial_out, partial_lse
-    plan = VerifyPlan.from_tensors(shape, slots.batch, path, fixed_split, halves, *schedule_and_workspace)
+    plan = VerifyPlan.from_tensors(shape, slots.batch, path, fixed_split, by_shares, *schedule_and_workspace)
     is_cuda = plan.device.type == "cuda"
     if is_cuda:
         for name, tensor in (("q", q_latent), ("q (rope)", q_rope), ("kv_cache", kv_cache), ("out", out)):

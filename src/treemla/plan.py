@@ -23,8 +23,8 @@ class VerifyPlan:
 
     contexts: committed tokens of a request that the plan is made fast for; it serves any. From them follows how a
     launch is cut (`cost.choose`), by constants of this GPU where `python -m treemla tune` has measured them.
-    block_rows, parts, overhead_tiles, halved_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a height of the
-    path's; another than the model's is not halved unless halved_tiles says so.
+    block_rows, parts, overhead_tiles, halved_tiles, third_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a
+    height of the path's; another than the model's is not shared unless halved_tiles or third_tiles says so.
     path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. On a CPU it only sets block heights.
     fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
     the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
@@ -41,6 +41,7 @@ class VerifyPlan:
         parts: int | None = None,
         overhead_tiles: int | None = None,
         halved_tiles: int | None = None,
+        third_tiles: int | None = None,
         path: str | None = None,
         fixed_split_tokens: int | None = None,
         max_context: int | None = None,
@@ -57,10 +58,10 @@ class VerifyPlan:
         self.path = self._path(path)
         self.fixed_split_tokens = fixed_split_tokens
         self.fixed_split = fixed_split_tokens is not None
-        cut = self._cut(self._tiling(contexts), block_rows, parts, overhead_tiles, halved_tiles)
+        cut = self._cut(self._tiling(contexts), block_rows, parts, overhead_tiles, halved_tiles, third_tiles)
         self.blocks, self.block_rows, self.parts = cut.blocks, cut.block_rows, cut.parts
-        self.overhead_tiles, self.halved_tiles = cut.overhead_tiles, cut.halved_tiles
-        self.halves = self.halved_tiles > 0
+        self.overhead_tiles, self.halved_tiles, self.third_tiles = cut.overhead_tiles, cut.halved_tiles, cut.third_tiles
+        self.by_shares = self.halved_tiles > 0 or self.third_tiles > 0
         max_slots, max_pieces = self._workspace(max_context)
         self.max_context = max_context
         self.batch = 0  # requests of the last update; verify takes no other number
@@ -88,7 +89,7 @@ class VerifyPlan:
         batch: int,
         path: str,
         fixed_split: bool,
-        halves: bool,
+        by_shares: bool,
         committed: torch.Tensor,
         pieces: torch.Tensor,
         part_work: torch.Tensor,
@@ -101,7 +102,7 @@ class VerifyPlan:
         plan.shape, plan.batch, plan.device = shape, batch, committed.device
         plan.max_batch, plan.parts = len(committed), len(part_work)
         plan.blocks, plan.block_rows = partial_out.shape[1], partial_out.shape[2]
-        plan.path, plan.fixed_split, plan.halves = tiles.PATHS[path], fixed_split, halves
+        plan.path, plan.fixed_split, plan.by_shares = tiles.PATHS[path], fixed_split, by_shares
         plan.committed, plan.pieces, plan.part_work, plan.request_ptr = committed, pieces, part_work, request_ptr
         plan.partial_out, plan.partial_lse = partial_out, partial_lse
         return plan
@@ -154,6 +155,7 @@ class VerifyPlan:
                 overhead=self.overhead_tiles,
                 tile_tokens=self.path.tile_tokens,
                 halved_tiles=self.halved_tiles,
+                third_tiles=self.third_tiles,
             )
         return schedule.fixed_schedule(committed, tree_tokens=tree_tokens, parts=self.parts, split_tokens=split_tokens)
 
@@ -198,6 +200,7 @@ class VerifyPlan:
         parts: int | None,
         overhead_tiles: int | None,
         halved_tiles: int | None,
+        third_tiles: int | None,
     ) -> cost.Tiling:
         """`chosen` but for what the caller says."""
         if block_rows is None:
@@ -217,13 +220,20 @@ class VerifyPlan:
         expect_int("parts", parts, 1, tiles.MAX_PARTS)
         expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         # Under fixed split a request's result may not depend on what else the step holds.
-        has_halves = self.path.half_rows(block_rows) > 0 and parts > 1 and not self.fixed_split
-        if halved_tiles is None:
-            halved_tiles = chosen.halved_tiles if has_halves and block_rows == chosen.block_rows else 0
-        expect_int("halved_tiles", halved_tiles, 0, MAX_CONTEXT)
-        rule = f"0 ({self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}: no halves)"
-        expect(has_halves or halved_tiles == 0, "halved_tiles", rule, halved_tiles)
-        return cost.Tiling(-(-self.shape.rows // block_rows), block_rows, parts, overhead_tiles, halved_tiles)
+        most = 1 if self.fixed_split else min(self.path.usable_shares(self.shape, block_rows), parts)
+        rule = f"0 ({self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}: no such shares)"
+        up_to = []
+        for name, given, of_chosen, shares in (
+            ("halved_tiles", halved_tiles, chosen.halved_tiles, 2),
+            ("third_tiles", third_tiles, chosen.third_tiles, 3),
+        ):
+            tiles_ = given
+            if tiles_ is None:
+                tiles_ = of_chosen if shares <= most and block_rows == chosen.block_rows else 0
+            expect_int(name, tiles_, 0, MAX_CONTEXT)
+            expect(shares <= most or tiles_ == 0, name, rule, tiles_)
+            up_to.append(tiles_)
+        return cost.Tiling(-(-self.shape.rows // block_rows), block_rows, parts, overhead_tiles, *up_to)
 
     def _workspace(self, max_context: int | None) -> tuple[int, int]:
         """(slots of partials, pieces) that a step takes at most."""

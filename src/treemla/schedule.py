@@ -4,7 +4,7 @@ A request's KV is its n_b committed tokens and then T tree tokens. It is cut int
 never inside the tree. Two rules:
 
 * balanced (default): lay the requests end to end, one unit a tile of the kernel and `overhead` between requests,
-  and cut the line into `parts` equal shares. A cut that falls into the overhead moves to the next request's start,
+  and cut the line into equal `parts`. A cut that falls into the overhead moves to the next request's start,
   one that falls behind the last whole committed tile moves to that tile's end. Few, long pieces; a request's cuts
   depend on its neighbours.
 * fixed split: cut every request at multiples of `fixed_split_tokens`. Cuts, and so results, depend on the
@@ -30,25 +30,25 @@ Piece = tuple[int, int, int, int]  # request, kv_begin, kv_end, partial slot
 @dataclass(frozen=True)
 class Schedule:
     """committed [B]; pieces [K, 4] of (request, kv_begin, kv_end, partial slot); part p walks pieces
-    part_ptr[p] .. part_ptr[p+1]-1; request b owns pieces request_ptr[b] .. request_ptr[b+1]-1; halved [1]: 1 where row
-    blocks are halved, in a step of half as many parts, behind which part_ptr repeats its end. All int32.
+    part_ptr[p] .. part_ptr[p+1]-1; request b owns pieces request_ptr[b] .. request_ptr[b+1]-1; shares [1]: of a row block,
+    in a step of so many times fewer parts, behind which part_ptr repeats its end. All int32.
     """
 
     committed: npt.NDArray[np.int32]
     pieces: npt.NDArray[np.int32]
     part_ptr: npt.NDArray[np.int32]
     request_ptr: npt.NDArray[np.int32]
-    halved: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(1, np.int32))
+    shares: npt.NDArray[np.int32] = field(default_factory=lambda: np.ones(1, np.int32))
 
     @property
     def part_work(self) -> npt.NDArray[np.int32]:
-        """[parts, 8] int32, what a CTA of each part reads (PartWork of csrc/tile.cuh): its first piece, the range of its
-        pieces, whether blocks are halved, 0. Where they are, neighbours share a part."""
+        """[parts, 8] int32, what the CTAs of each part read (PartWork of csrc/tile.cuh): the part's first piece, the range
+        of its pieces, the shares of a row block and which is the CTA's. As many neighbours have the same part."""
         parts = len(self.part_ptr) - 1
-        part = np.arange(parts) // (1 + self.halved[0])
+        part, share = np.divmod(np.arange(parts), self.shares[0])
         begin, end = self.part_ptr[part], self.part_ptr[part + 1]
         work = np.zeros((parts, PART_WORK_INTS), np.int32)
-        work[:, 4], work[:, 5], work[:, 6] = begin, end, self.halved[0]
+        work[:, 4], work[:, 5], work[:, 6], work[:, 7] = begin, end, self.shares[0], share
         work[begin < end, :4] = self.pieces[begin[begin < end]]
         return work
 
@@ -68,19 +68,22 @@ def balanced_schedule(
     overhead: int,
     tile_tokens: int,
     halved_tiles: int = 0,
+    third_tiles: int = 0,
 ) -> Schedule:
-    """Cut the concatenated KV into `parts` shares of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
-    request, in tiles. tile_tokens: of the kernel, a power of two up to MIN_PART_TOKENS. halved_tiles: row blocks are halved
-    where the step costs at most so many."""
+    """Cut the concatenated KV into `parts` of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
+    request, in tiles. tile_tokens: of the kernel, a power of two up to MIN_PART_TOKENS. halved_tiles, third_tiles: row
+    blocks are taken by two, or by three, CTAs where the step costs at most so many."""
     batch = len(committed)
     held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // tile_tokens))
     begin = np.concatenate([[0], np.cumsum(held + overhead)])
     total = int(begin[batch]) - overhead
-    most_parts, halved = parts, halved_tiles > 0 and total <= halved_tiles
-    parts = parts // 2 if halved else parts
-    share = max(MIN_PART_TOKENS // tile_tokens, -(-total // parts))
+    most_parts, shares = parts, _shares(total, halved_tiles, third_tiles)
+    parts = parts // shares
+    part_tiles = max(MIN_PART_TOKENS // tile_tokens, -(-total // parts))
 
-    cuts = [(0, 0)] + [_cut(p * share, begin, held, committed // tile_tokens) for p in range(1, parts)] + [(batch, 0)]
+    cuts = (
+        [(0, 0)] + [_cut(p * part_tiles, begin, held, committed // tile_tokens) for p in range(1, parts)] + [(batch, 0)]
+    )
     effective = [0 < p < parts and cuts[p][1] > 0 and cuts[p] != cuts[p - 1] for p in range(parts + 1)]
 
     pieces: list[Piece] = []
@@ -102,7 +105,7 @@ def balanced_schedule(
     for request, tile in cuts:
         part_ptr.append(request_ptr[request] + sum(edge <= tile * tile_tokens for edge in inner[request]))
     part_ptr += [len(pieces)] * (most_parts - parts)
-    return _schedule(committed, pieces, part_ptr, request_ptr, halved)
+    return _schedule(committed, pieces, part_ptr, request_ptr, shares)
 
 
 def fixed_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts: int, split_tokens: int) -> Schedule:
@@ -119,6 +122,12 @@ def fixed_schedule(committed: npt.NDArray[np.int32], *, tree_tokens: int, parts:
     return _schedule(committed, pieces, part_ptr, request_ptr)
 
 
+def _shares(total: int, halved_tiles: int, third_tiles: int) -> int:
+    if third_tiles > 0 and total <= third_tiles:
+        return 3
+    return 2 if halved_tiles > 0 and total <= halved_tiles else 1
+
+
 def _cut(position: int, begin: Ints, held: Ints, whole: Ints) -> tuple[int, int]:
     """(request, tile) at `position` of the line; (batch, 0) behind its end."""
     request = int(np.searchsorted(begin, position, side="right")) - 1
@@ -131,12 +140,12 @@ def _cut(position: int, begin: Ints, held: Ints, whole: Ints) -> tuple[int, int]
 
 
 def _schedule(
-    committed: Ints, pieces: list[Piece], part_ptr: list[int], request_ptr: list[int], halved: bool = False
+    committed: Ints, pieces: list[Piece], part_ptr: list[int], request_ptr: list[int], shares: int = 1
 ) -> Schedule:
     return Schedule(
         committed=np.asarray(committed, np.int32),
         pieces=np.asarray(pieces, np.int32).reshape(-1, 4),
         part_ptr=np.asarray(part_ptr, np.int32),
         request_ptr=np.asarray(request_ptr, np.int32),
-        halved=np.array([halved], np.int32),
+        shares=np.array([shares], np.int32),
     )

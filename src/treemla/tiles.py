@@ -28,12 +28,13 @@ class KernelPath:
     shared_memory_bytes: Callable[[int, bool], int]
     tile_tokens: int  # that its loop takes at a time
     copies_runs: bool  # copies rows in consecutive slots together, by a tensor map
-    halves: bool  # has kernels that take blocks of more than 8 rows by halves where a step's schedule says so
+    third_block_rows: int | None  # the least height that also has a kernel by shares of a third; None: no shares at all
 
-    def kernel_name(self, block_rows: int, fp8_kv: bool = False, halves: bool = False) -> str:
-        """halves: the kernel that takes the block or, where a step's schedule says so, its halves."""
-        half = f"_{self.half_rows(block_rows)}" if halves else ""
-        return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}{half}"
+    def kernel_name(self, block_rows: int, fp8_kv: bool = False, by_shares: bool = False) -> str:
+        """by_shares: the kernel that takes the block or, where a step's schedule says so, its shares."""
+        most = self.most_shares(block_rows) if by_shares else 1
+        shares = "".join(f"_{self.share_rows(block_rows, shares)}" for shares in range(2, most + 1))
+        return f"treemla_verify_{self.name}{'_fp8' if fp8_kv else ''}_r{block_rows}{shares}"
 
     @property
     def registers(self) -> int:
@@ -53,9 +54,21 @@ class KernelPath:
         """Rows a block, where `blocks` of one height cover `shape.rows`."""
         return -(-shape.rows // (blocks * ROW_TILE)) * ROW_TILE
 
-    def half_rows(self, block_rows: int) -> int:
-        """Rows of a block's first half; the second has what is left. 0: a block is not halved."""
-        return -(-block_rows // (2 * ROW_TILE)) * ROW_TILE if self.halves and block_rows > ROW_TILE else 0
+    def most_shares(self, block_rows: int) -> int:
+        """CTAs that may take a full block together, where a step's schedule says so."""
+        if self.third_block_rows is None or block_rows == ROW_TILE:
+            return 1
+        return 2 if block_rows < self.third_block_rows else 3
+
+    def usable_shares(self, shape: VerifyShape, block_rows: int) -> int:
+        """CTAs that may take each block of a shape together: of the last, too, each has a row."""
+        last_rows = (shape.rows - 1) % block_rows + 1
+        shares = range(1, self.most_shares(block_rows) + 1)
+        return max(n for n in shares if (n - 1) * self.share_rows(block_rows, n) < last_rows)
+
+    def share_rows(self, block_rows: int, shares: int) -> int:
+        """Rows of each share of a block but the last, which has what is left."""
+        return -(-block_rows // (shares * ROW_TILE)) * ROW_TILE
 
 
 def _mma_shared_bytes(rows: int, _fp8_kv: bool) -> int:
@@ -71,8 +84,8 @@ def _wgmma_shared_bytes(_rows: int, _fp8_kv: bool) -> int:
 SM_90_SHARED_BYTES = 232_448
 SM_120_SHARED_BYTES = 101_376
 
-MMA = KernelPath("mma", 40, 384, _mma_shared_bytes, 32, copies_runs=False, halves=False)
-WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes, 64, copies_runs=True, halves=True)
+MMA = KernelPath("mma", 40, 384, _mma_shared_bytes, 32, copies_runs=False, third_block_rows=None)
+WGMMA = KernelPath("wgmma", 72, 512, _wgmma_shared_bytes, 64, copies_runs=True, third_block_rows=48)
 PATHS = {path.name: path for path in (MMA, WGMMA)}
 
 
@@ -92,11 +105,11 @@ class Target:
     def verify_kernels(self) -> dict[str, tuple[KernelPath, int]]:
         """{name: (path, dynamic shared memory of a CTA)}."""
         return {
-            path.kernel_name(rows, fp8_kv, halves): (path, path.shared_memory_bytes(rows, fp8_kv))
+            path.kernel_name(rows, fp8_kv, by_shares): (path, path.shared_memory_bytes(rows, fp8_kv))
             for path in self.paths
             for fp8_kv in (False, True)
             for rows in path.block_heights
-            for halves in (False, True)[: 2 if path.half_rows(rows) else 1]
+            for by_shares in (False, True)[: 2 if path.most_shares(rows) > 1 else 1]
         }
 
     @property

@@ -60,6 +60,22 @@ def test_balanced_plan_equals_its_mirror(
     check_equals_mirror(plan, seq_lens, [CAPACITY] * len(seq_lens), tail)
 
 
+up_to_tiles = st.sampled_from([0, 1, 40, 500, 3000, 2**30])
+
+
+@settings(max_examples=300)
+@given(lengths, st.sampled_from([3, 7, 66, 132, 500]), up_to_tiles, up_to_tiles)
+@example([0], 7, 2**30, 2**30)  # CTAs of no part
+def test_plan_of_shared_blocks_equals_its_mirror(
+    seq_lens: list[int], parts: int, halved_tiles: int, third_tiles: int
+) -> None:
+    """Also where the GPU has no kernel that takes shares: the planner knows nothing of kernels."""
+    plan = VerifyPlan(VerifyShape(1, 9), 300, "cuda", parts=parts)
+    plan.halved_tiles, plan.third_tiles = halved_tiles, third_tiles
+    plan.update(torch.tensor(seq_lens, device="cuda"), table_of(len(seq_lens), torch.int64))
+    check_equals_mirror(plan, seq_lens, [CAPACITY] * len(seq_lens), 0)
+
+
 @settings(max_examples=150)
 @given(lengths, st.sampled_from([1, 9, 64]), st.sampled_from([32, 512, 4096]), st.sampled_from([None, 3]), index_dtypes)
 def test_fixed_plan_equals_its_mirror(

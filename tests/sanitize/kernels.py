@@ -23,7 +23,7 @@ from treemla import (
     pack_tree_mask,
     verify_attention,
 )
-from treemla.cost import ALWAYS_HALVED
+from treemla.cost import Tiling
 from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
@@ -64,7 +64,7 @@ CASES = (
 MOVES = ((1152, 20, False), (576, 150, False), (80, 1200, False), (1152, 70, True))
 
 
-def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype, halved_tiles: int) -> None:
+def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype, shares: int) -> None:
     """One step on the GPU and on the CPU."""
     random = torch.Generator().manual_seed(1)
     shape = VerifyShape(case.heads, case.tree_tokens, kv_dtype=kv_dtype)
@@ -80,10 +80,10 @@ def run(case: SanitizeCase, path: KernelPath, kv_dtype: torch.dtype, halved_tile
     q = torch.randn(tokens, case.heads, 576, generator=random).bfloat16()
     seq_lens = torch.tensor(case.lengths, dtype=case.index_dtype)
     mask = _mask(case)
-    cut = case, path, shape, halved_tiles
+    cut = case, path, shape, shares
     expected = _step(*cut, q, kv, _slots(case, owned, "cpu"), seq_lens, mask)
     result = _step(*cut, q.cuda(), kv_on_gpu, _slots(case, owned, "cuda"), seq_lens.cuda(), mask.cuda())
-    print(path.name, kv_dtype, halved_tiles, case, flush=True)
+    print(path.name, kv_dtype, shares, case, flush=True)
     for got, want in zip(result, expected, strict=True):  # words, out, lse
         torch.testing.assert_close(got.cpu(), want, atol=TOLERANCE, rtol=0)
 
@@ -92,7 +92,7 @@ def _step(
     case: SanitizeCase,
     path: KernelPath,
     shape: VerifyShape,
-    halved_tiles: int,
+    shares: int,
     q: torch.Tensor,
     kv: torch.Tensor,
     slots: SlotTable | SlotRanges,
@@ -102,7 +102,8 @@ def _step(
     """Words, out and lse."""
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
     _, rows = path.row_blocks(shape)
-    cut = {"block_rows": rows, "parts": 2 * case.parts if halved_tiles else case.parts, "halved_tiles": halved_tiles}
+    tiling = Tiling(1, rows, shares * case.parts, 0).by_shares(shares)
+    cut = {name: getattr(tiling, name) for name in ("block_rows", "parts", "halved_tiles", "third_tiles")}
     plan = VerifyPlan(shape, len(case.lengths), q.device, path=path.name, **cut, **split)
     for name in ("committed", "pieces", "part_work", "request_ptr", "partial_out", "partial_lse"):
         setattr(plan, name, torch.empty_like(getattr(plan, name)))
@@ -164,7 +165,7 @@ def run_moves(row_bytes: int, moves: int, *, disjoint: bool) -> None:
 def has_warps_that_meet(case: SanitizeCase) -> bool:
     """In combine, by the plan's own cut."""
     plan = VerifyPlan(VerifyShape(case.heads, case.tree_tokens), len(case.lengths), "cpu", parts=case.parts)
-    return not case.fixed_split and combine.cut(plan, len(case.lengths)).warp_shift > 0
+    return not case.fixed_split and combine.most_shift(plan, len(case.lengths)) > combine.MOST_PIECE_SHIFT
 
 
 def main() -> None:
@@ -177,10 +178,10 @@ def main() -> None:
             raise SystemExit(f"{path.name}: no case has row blocks of height {sorted(missing)}")
         for case in CASES:
             rows = path.row_blocks(VerifyShape(case.heads, case.tree_tokens))[1]
-            has_halves = path.half_rows(rows) > 0 and not case.fixed_split
+            most = 1 if case.fixed_split else path.usable_shares(VerifyShape(case.heads, case.tree_tokens), rows)
             for kv_dtype in CUDA_KV_DTYPES:
-                for halved_tiles in (0, ALWAYS_HALVED)[: 1 + has_halves]:
-                    run(case, path, kv_dtype, halved_tiles)
+                for shares in range(1, most + 1):
+                    run(case, path, kv_dtype, shares)
     for row_bytes, moves, disjoint in MOVES:
         run_moves(row_bytes, moves, disjoint=disjoint)
     print(f"{len(CASES)} cases ran on {len(paths)} kernels, each with {len(CUDA_KV_DTYPES)} dtypes of KV rows")

@@ -27,6 +27,7 @@ CONSTANTS = {
     "kCombineWarps": combine.CTA_WARPS,
     "kRowsAtOnce": combine.LANE_PIECES,
     "kMaxPieceShift": combine.MOST_PIECE_SHIFT,
+    "kMaxGroupShift": combine.MOST_GROUP_SHIFT,
     "kMinPartTokens": schedule.MIN_PART_TOKENS,
     "kDirect": schedule.DIRECT,
     "kOverlong": schedule.OVERLONG,
@@ -47,11 +48,12 @@ def test_python_and_device_code_agree(arch, tmp_path):
             f"offsetof(treemla::{name}, {field}) == {getattr(struct, field).offset}" for field, *_ in struct._fields_
         ]
     claims += ["sizeof(treemla::Piece) == 16", f"sizeof(treemla::PartWork) == {4 * schedule.PART_WORK_INTS}"]
-    in_record = ("first", "begin", "end", "halved", "unused")  # Schedule.part_work
+    in_record = ("first", "begin", "end", "shares", "share")  # Schedule.part_work
     claims += [
         f"offsetof(treemla::PartWork, {name}) == {4 * at}" for name, at in zip(in_record, (0, 4, 5, 6, 7), strict=True)
     ]
     claims.append(f"32 * treemla::kLatentDim / treemla::kRowChunks == {combine.WARP_DIMS}")
+    claims.append(f"sizeof(treemla::CombineSpace) == {combine.CTA_SHARED_BYTES}")
     for path in target.paths:
         claims += [
             f"treemla::{layout.format(rows=rows)}::kBytes == {path.shared_memory_bytes(rows, kv == 'e4m3')}"

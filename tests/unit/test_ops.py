@@ -95,7 +95,7 @@ def test_registered_verify_obeys_its_schema(inputs: Inputs, words: bool) -> None
         *inputs.scales.values(),
         inputs.plan.path.name,
         False,
-        inputs.plan.halves,
+        inputs.plan.by_shares,
         True,
     )
     torch.library.opcheck(torch.ops.treemla.verify_.default, arguments)

@@ -205,7 +205,7 @@ def schedule(**changed: list) -> Schedule:
 def test_load_takes_a_schedule_as_it_is() -> None:
     plan = VerifyPlan(SHAPE, 1, "cpu", parts=2)
     plan.load(schedule(committed=[OVERLONG], pieces=[[0, 0, 0, DIRECT]], request_ptr=[0, 1], part_ptr=[0, 0, 1]))
-    work = [[0] * 8, [0, 0, 0, DIRECT, 0, 1, 0, 0]]  # the first part is empty
+    work = [[0] * 6 + [1, 0], [0, 0, 0, DIRECT, 0, 1, 1, 0]]  # the first part is empty
     assert written(plan) == [[OVERLONG], [[0, 0, 0, DIRECT], [0, 0, 0, 0]], work, [0, 1]]
 
 
@@ -226,12 +226,18 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
 
 @pytest.mark.parametrize(
     "cut",
-    [{"path": "mma"}, {"path": "wgmma", "parts": 1}, {"path": "wgmma", "fixed_split_tokens": 64, "max_context": 64}],
+    [
+        {"halved_tiles": 5, "path": "mma"},
+        {"halved_tiles": 5, "path": "wgmma", "parts": 1},
+        {"third_tiles": 5, "path": "wgmma", "parts": 2},
+        {"third_tiles": 5, "path": "wgmma", "block_rows": 40},
+        {"halved_tiles": 5, "path": "wgmma", "fixed_split_tokens": 64, "max_context": 64},
+    ],
     ids=str,
 )
-def test_a_plan_without_halves_says_why(cut: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"halved_tiles: expected 0 \(.*: no halves\), got 5"):
-        VerifyPlan(VerifyShape(8, 9), 1, "cpu", halved_tiles=5, **cut)
+def test_a_plan_without_such_shares_says_why(cut: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"(halved|third)_tiles: expected 0 \(.*: no such shares\), got 5"):
+        VerifyPlan(VerifyShape(8, 9), 1, "cpu", **cut)
 
 
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:
@@ -241,7 +247,7 @@ def test_from_tensors_is_the_plan_that_verify_reads() -> None:
         "shape",
         "path",
         "fixed_split",
-        "halves",
+        "by_shares",
         "max_batch",
         "device",
         "blocks",

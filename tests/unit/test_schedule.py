@@ -26,7 +26,9 @@ tile_tokens = st.sampled_from(sorted({path.tile_tokens for path in PATHS.values(
 split_tiles = st.one_of(st.sampled_from([1, 2, 16]), st.integers(1, 300))
 
 
-def balanced(lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int = 0) -> Schedule:
+def balanced(
+    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int = 0, third_tiles: int = 0
+) -> Schedule:
     committed = np.array(lengths, np.int32)
     return balanced_schedule(
         committed,
@@ -35,6 +37,7 @@ def balanced(lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int,
         overhead=OVERHEAD,
         tile_tokens=tile_tokens,
         halved_tiles=halved_tiles,
+        third_tiles=third_tiles,
     )
 
 
@@ -92,13 +95,14 @@ def check_parts_share_all_pieces(schedule: Schedule, parts: int) -> None:
 
 
 def check_work(schedule: Schedule) -> None:
-    """A CTA reads its part's range of pieces and the first of them; of a halved step two neighbours read the same."""
-    halved = int(schedule.halved[0])
-    for cta, (*first, begin, end, says_halved, unused) in enumerate(schedule.part_work.tolist()):
-        part = cta // 2 if halved else cta
+    """A CTA reads its part's range of pieces and the first of them; neighbours that share blocks read the same, and each
+    its own share."""
+    shares = int(schedule.shares[0])
+    for cta, (*first, begin, end, of, share) in enumerate(schedule.part_work.tolist()):
+        part = cta // shares
         assert (begin, end) == tuple(schedule.part_ptr[part : part + 2])
         assert first == (schedule.pieces[begin].tolist() if begin < end else [0, 0, 0, 0])
-        assert (says_halved, unused) == (halved, 0)
+        assert (of, share) == (shares, cta - part * shares)
 
 
 @given(lengths, tree_tokens, parts, tile_tokens)
@@ -159,17 +163,23 @@ def test_balanced_cuts_are_those_of_counting_tile_by_tile(
 
 
 @given(
-    lengths, tree_tokens, st.one_of(st.integers(2, 9), st.sampled_from([66, 133])), tile_tokens, st.integers(1, 3000)
+    lengths,
+    tree_tokens,
+    st.one_of(st.integers(3, 9), st.sampled_from([66, 133])),
+    tile_tokens,
+    st.integers(0, 3000),
+    st.integers(0, 3000),
 )
-def test_a_halved_schedule_is_that_of_half_as_many_parts(
-    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int
+def test_a_schedule_of_shared_blocks_is_that_of_as_many_times_fewer_parts(
+    lengths: list[int], tree_tokens: int, parts: int, tile_tokens: int, halved_tiles: int, third_tiles: int
 ) -> None:
-    """Parts behind the last have no pieces; a step that costs more is cut as if there were no halves."""
-    schedule = balanced(lengths, tree_tokens, parts, tile_tokens, halved_tiles)
+    """Parts behind the last have no pieces; a step that costs more is cut as if there were no shares."""
+    schedule = balanced(lengths, tree_tokens, parts, tile_tokens, halved_tiles, third_tiles)
     held = sum(-(-(n + tree_tokens) // tile_tokens) for n in lengths if n != OVERLONG)
-    halved = held + OVERHEAD * (len(lengths) - 1) <= halved_tiles
-    plain = balanced(lengths, tree_tokens, parts // 2 if halved else parts, tile_tokens)
-    assert schedule.halved.tolist() == [halved]
+    total = held + OVERHEAD * (len(lengths) - 1)
+    shares = 3 if third_tiles > 0 and total <= third_tiles else 2 if halved_tiles > 0 and total <= halved_tiles else 1
+    plain = balanced(lengths, tree_tokens, parts // shares, tile_tokens)
+    assert schedule.shares.tolist() == [shares]
     assert schedule.pieces.tolist() == plain.pieces.tolist()
     assert schedule.request_ptr.tolist() == plain.request_ptr.tolist()
     assert schedule.part_ptr.tolist() == plain.part_ptr.tolist() + [len(plain.pieces)] * (

@@ -96,9 +96,11 @@ def test_a_sweep_times_each_schedule_once_and_knows_every_tiling() -> None:
     gpu = GPUS["wgmma"]
     timer = MadeUpTimer(gpu)
     row = tune.sweep(gpu, tune.ROWS[0], timer, (timer.truth, cost.DEFAULTS["wgmma"]))
-    # Two heights, whole and halved, seven numbers of parts; a lone request has no overhead.
-    assert len(timer.asked) == 28 < len(row.us)
-    assert all(t.halved_tiles == 0 for t in tune.sweep(gpu, H64, timer, (timer.truth,)).us)  # of 8 blocks and more
+    # 72 rows by one, two and three, 40 by one and two, seven numbers of parts; a lone request has no overhead.
+    assert len(timer.asked) == 35 < len(row.us)
+    assert all(
+        t.halved_tiles == t.third_tiles == 0 for t in tune.sweep(gpu, H64, timer, (timer.truth,)).us
+    )  # of 8 blocks and more
     assert gpu.choose(timer.truth, row.case, (row.case.contexts,)) in row.us
     assert gpu.choose(timer.truth, row.case, cost.design_steps(1)) in row.us
 

@@ -60,7 +60,7 @@ class Row:
 def cut_of(gpu: Gpu, case: VerifyCase, tiling: cost.Tiling) -> Cut:
     """What a launch does: tilings that differ may cut a case alike."""
     made = tiling.schedule(case.contexts, case.tree_tokens, gpu.kernel)
-    return tiling.block_rows, tiling.parts, *(a.tobytes() for a in (made.pieces, made.part_ptr, made.halved))
+    return tiling.block_rows, tiling.parts, *(a.tobytes() for a in (made.pieces, made.part_ptr, made.shares))
 
 
 def shape_of(case: VerifyCase) -> VerifyShape:
@@ -117,9 +117,10 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
     )
     tilings |= dict.fromkeys(replace(tiling, overhead_tiles=tiles) for tiling in tilings for tiles in cost.OVERHEADS)
     tilings |= dict.fromkeys(
-        replace(tiling, halved_tiles=cost.ALWAYS_HALVED)
+        tiling.by_shares(shares)
         for tiling in tilings
-        if gpu.kernel.half_rows(tiling.block_rows) and tiling.parts > 1 and tiling.blocks <= cost.MOST_HALVED_BLOCKS
+        if tiling.blocks <= cost.MOST_SHARED_BLOCKS
+        for shares in range(2, min(gpu.kernel.usable_shares(shape_of(case), tiling.block_rows), tiling.parts) + 1)
     )
     us: dict[cost.Tiling, float] = {}
     timed: dict[Cut, float] = {}

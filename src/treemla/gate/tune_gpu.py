@@ -76,7 +76,7 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
 class GpuTimer:
     """Times a case cut by a tiling, its result checked against float64; keeps the inputs of the last case.
 
-    made: what was timed, in the file `out` too, metric verify_wgmma_r72_p132_o6 and the like: block rows, parts, overhead, `_half` where halved.
+    made: what was timed, in the file `out` too, metric verify_wgmma_r72_p132_o6 and the like: block rows, parts, overhead, `_half` or `_third` where blocks are shared so.
     """
 
     def __init__(self, device: torch.device, path: str, where: schema.Where, out: Path) -> None:
@@ -97,13 +97,14 @@ class GpuTimer:
             parts=tiling.parts,
             overhead_tiles=tiling.overhead_tiles,
             halved_tiles=tiling.halved_tiles,
+            third_tiles=tiling.third_tiles,
             path=self.path,
         )
         inputs = replace(self.inputs, plan=plan)
         inputs.plan_step()
         samples = measure.time_layers(verify_layers(inputs, inputs.kv_layers))
-        halves = "_half" if tiling.halved_tiles else ""
-        metric = f"verify_{self.path}_r{tiling.block_rows}_p{tiling.parts}_o{tiling.overhead_tiles}{halves}"
+        shares = "_third" if tiling.third_tiles else "_half" if tiling.halved_tiles else ""
+        metric = f"verify_{self.path}_r{tiling.block_rows}_p{tiling.parts}_o{tiling.overhead_tiles}{shares}"
         self.made.append(schema.Measurement.of(case.id, metric, "us", samples, self.where))
         schema.append(self.out, self.made[-1])
         print(f"{case.id}, {tiling}: {self.made[-1].value:.1f} us", flush=True)
