@@ -1,5 +1,7 @@
 """The dispatch table: which blocks cover the rows."""
 
+from itertools import product
+
 import pytest
 
 from treemla.problem import VerifyShape
@@ -33,6 +35,24 @@ def test_blocks_cover_all_rows_at_a_height_that_has_a_kernel(path) -> None:
             blocks, rows = path.row_blocks(shape)
             assert rows in path.block_heights
             assert (blocks - 1) * path.max_block_rows < shape.rows <= blocks * rows < shape.rows + 8 * blocks
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+def test_every_usable_share_of_every_block_has_a_row_and_together_they_have_all(path) -> None:
+    """Of any height that holds a shape. Share k of a block is rows k * share_rows on, as RowBlock of csrc/work.cuh."""
+    for heads, tree_tokens in product((1, 2, 3, 7, 8, 16, 64), (1, 2, 5, 9, 31, 64)):
+        shape = VerifyShape(heads, tree_tokens)
+        for rows in path.block_heights:
+            shares = path.usable_shares(shape, rows)
+            assert 1 <= shares <= path.most_shares(rows)
+            step = path.share_rows(rows, shares)
+            blocks = range(0, shape.rows, rows)
+            starts = [block + k * step for block in blocks for k in range(shares)]
+            held = [min(step, rows - k * step) for _ in blocks for k in range(shares)]
+            assert max(starts) < shape.rows
+            assert [
+                row for start, count in zip(starts, held, strict=True) for row in range(start, start + count)
+            ] == list(range(len(blocks) * rows))
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
