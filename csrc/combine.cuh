@@ -6,7 +6,7 @@
 // to what the launch has warps for. This kernel runs with cold instruction caches: what it executes once costs more than
 // what it computes (docs/kernel-log.md, fifth round).
 // The order of additions never depends on timing, so equal inputs give equal bits.
-// Grid: x = a request's units at 2^most_shift groups, kCombineWarps / 2^warp_shift a CTA; y = requests.
+// Grid: x = as many CTAs as a request takes with 2^most_shift groups; y = requests.
 #pragma once
 #include "work.cuh"
 
@@ -23,7 +23,8 @@ constexpr int kSumStride = 40;      // floats; 8 mod 32: a warp's reads of four 
 struct CombineCut {
   int piece_shift, warp_shift;
 
-  // `pieces` among the fewest groups that take them at once. Up to four groups are lanes of one warp, more of two, but 32.
+  // `pieces` among the fewest groups that take them at once. 1, 2 and 4 groups are one warp's, 8 and 16 two of each warp, 32
+  // four of each.
   __device__ CombineCut(int pieces, int most_shift) {
     int shift = 0;
 #pragma unroll

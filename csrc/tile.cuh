@@ -52,7 +52,7 @@ struct alignas(16) Piece {
 };
 
 // What a CTA reads before all else, so that no load of its first piece waits for another: a part's pieces begin .. end-1, the
-// first of them beside, and which share of its row block is its own: of so many that neighbours with the same part take.
+// first of them beside, in how many shares row blocks are taken, by neighbours with the same part, and which is the CTA's.
 struct alignas(16) PartWork {
   Piece first;
   int32_t begin, end, shares, share;

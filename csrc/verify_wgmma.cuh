@@ -644,7 +644,7 @@ __device__ __forceinline__ void accumulate_pieces(const VerifyParams& p, char* s
   for (int i = pieces.begin(); i < pieces.end(); ++i) accumulator.run(p.pieces[i]);
 }
 
-// Of a block that is taken by so many CTAs.
+// How many CTAs take a block together, and the layout of a share.
 template <class LayoutOfShare, int kCount>
 struct Shares {
   using Layout = LayoutOfShare;

@@ -98,13 +98,19 @@ def _on_each_path(cases: Iterator[Case]) -> list[Case]:
     return [*distinct, *(replace(case, path="mma") for case in distinct), *by_shares]
 
 
+MOST_BLOCKS = 16  # more leave a plan fewer parts than a block has shares
+
+
 def _shares(case: Case) -> range:
     """Of few tokens, as plans have them."""
     has_wgmma = not torch.cuda.is_available() or cubins.target_of(torch.device("cuda")).paths[0] is WGMMA
     if case.split or case.path or sum(case.lengths) > 25_000 or not has_wgmma:
         return range(0)
-    most = WGMMA.usable_shares(case.shape, WGMMA.row_blocks(case.shape)[1])
-    return range(1, 1 + min(most, case.parts or most)) if most > 1 else range(0)
+    blocks, rows = WGMMA.row_blocks(case.shape)
+    most = WGMMA.usable_shares(case.shape, rows)
+    if most == 1 or blocks > MOST_BLOCKS:
+        return range(0)
+    return range(1, 1 + min(most, case.parts or most))
 
 
 CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": _on_each_path(_gpu_cases())}

@@ -1,4 +1,4 @@
-"""How a launch of the combine kernel is cut: by what an H200 was quickest with (docs/kernel-log.md, 62)."""
+"""How a launch of the combine kernel is cut: by what an H200 was quickest with (docs/kernel-log.md, 62 and 63)."""
 
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ MOST_GROUP_SHIFT = 5
 MOST_WARPS = 4608  # a tenth more than an H200 runs at once
 MOST_MEETING_WARPS = 2304  # where they share rows: none waits for one that does not run yet
 CTAS_AN_SM = range(2, 5)  # by registers no more; one alone starts late where SMs were idle beside verify
-CTA_SHARED_BYTES = 10_304  # what it holds
-SPARE_SHARED_BYTES = 2048  # 1,024 are the driver's; CTAs that would fill an H200's SM to the last byte do not fit
+STATIC_SHARED_BYTES = 11_264  # what it holds, by the compiler padded to 1,024
+DRIVER_SHARED_BYTES = 1024  # of every CTA
+SHARED_GRANULE_BYTES = 128
 
 
 def most_shift(plan: "VerifyPlan", batch: int) -> int:
@@ -23,7 +24,9 @@ def most_shift(plan: "VerifyPlan", batch: int) -> int:
 
     Under fixed split it depends on the plan alone: the order of additions decides the last bits of the result.
     """
-    requests, pieces = (plan.max_batch, len(plan.pieces)) if plan.fixed_split else (batch, 1 + plan.parts)
+    requests, pieces = batch, plan.parts
+    if plan.fixed_split:
+        requests, pieces = plan.max_batch, len(plan.pieces) // plan.max_batch
     warps = requests * _row_warps(plan)
     shift = 0
     while shift < MOST_GROUP_SHIFT and pieces > LANE_PIECES << shift:
@@ -43,7 +46,10 @@ def shared_bytes(ctas: int, num_sms: int, sm_shared_bytes: int) -> int:
     SMs that verify leaves would take all of them, and merge for the others.
     """
     share = min(max(-(-ctas // num_sms), CTAS_AN_SM[0]), CTAS_AN_SM[-1])
-    return sm_shared_bytes // share - CTA_SHARED_BYTES - SPARE_SHARED_BYTES if share < CTAS_AN_SM[-1] else 0
+    if share == CTAS_AN_SM[-1]:
+        return 0
+    cta_bytes = sm_shared_bytes // (share * SHARED_GRANULE_BYTES) * SHARED_GRANULE_BYTES
+    return cta_bytes - STATIC_SHARED_BYTES - DRIVER_SHARED_BYTES
 
 
 def _row_warps(plan: "VerifyPlan") -> int:

@@ -53,7 +53,7 @@ class Constants:
     partial_bytes_per_us: float
 
 
-# docs/kernel.md says from which times. wgmma: of an H200. mma: its loop there, the memory rate of an RTX PRO 6000.
+# docs/kernel.md says from which times. wgmma: of an H200. mma: its loop there, an RTX PRO 6000's memory, older others.
 DEFAULTS = {
     "wgmma": Constants(5.22, 1.09, 0.0110, 1.00, 0.0413, 0.0216, 4.44e6, 2.01e6),
     "mma": Constants(7.22, 1.12, 0.0148, 1.3, 0.136, 0.0184, 1.79e6, 2.80e6),
@@ -208,13 +208,15 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
         worst = (us / us.min(axis=0)).max(axis=1)
         return considered[int((worst <= worst.min() * (1 + ALIKE)).argmax())]
 
-    best = best_of([shared(constants, kernel, shape, num_sms, t) for t in tilings(constants, kernel, shape, num_sms)])
+    best = best_of(
+        [with_shares(constants, kernel, shape, num_sms, t) for t in tilings(constants, kernel, shape, num_sms)]
+    )
     if not all(len(step) == 1 for step in steps):
         best = best_of([best, *(replace(best, overhead_tiles=tiles) for tiles in OVERHEADS)])
     return best
 
 
-def shared(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> Tiling:
+def with_shares(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> Tiling:
     """`whole`, and up to how many tiles of a lone request shares of its blocks are the quicker."""
     most = min(kernel.usable_shares(shape, whole.block_rows), whole.parts)
     if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
@@ -226,7 +228,8 @@ def shared(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
         us = [estimate(constants, kernel, shape, lone, cut, num_sms).us for cut in cuts]
         if min(us[1:]) > us[0]:
             break
-        up_to[0] = tiles
+        if us[1] <= us[0]:
+            up_to[0] = tiles
         if up_to[1] == tiles - step and us[-1] * (1 + ALIKE) <= min(us[:-1]):
             up_to[1] = tiles
     return replace(whole, halved_tiles=up_to[0], third_tiles=up_to[1] if most == 3 else 0)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 PLAN_THREADS = 256
 PACK_THREADS = 256
 RUN_ROWS = 16  # of a tensor copy
-DEFAULT_SHARED_BYTES = 48 * 1024  # a kernel may have more once it is told so
 INT32_MAX = 2**31 - 1
 
 
@@ -286,7 +285,7 @@ def _function(name: str, device: torch.device, shared_limit_bytes: int) -> Any:
     from cuda.bindings import driver
 
     kernel = driver.CUkernel(int(cubins.kernel(name, device).handle))
-    if shared_limit_bytes > DEFAULT_SHARED_BYTES:
+    if shared_limit_bytes > 0:  # with what is static no more than 48 KB, were it not said
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         (error,) = driver.cuKernelSetAttribute(attribute, shared_limit_bytes, kernel, driver.CUdevice(device.index))
         _raise_on(error, f"{name}: {shared_limit_bytes} bytes of shared memory on {device}")

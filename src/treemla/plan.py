@@ -24,7 +24,8 @@ class VerifyPlan:
     contexts: committed tokens of a request that the plan is made fast for; it serves any. From them follows how a
     launch is cut (`cost.choose`), by constants of this GPU where `python -m treemla tune` has measured them.
     block_rows, parts, overhead_tiles, halved_tiles, third_tiles: cut a launch so instead (`cost.Tiling`). block_rows: a
-    height of the path's; another than the model's is not shared unless halved_tiles or third_tiles says so.
+    height of the path's; another than the model's is not shared unless halved_tiles or third_tiles says so. One of these
+    alone leaves the other 0.
     path: the verify kernel, a name in `tiles.PATHS`; default: the GPU's first. On a CPU it only sets block heights.
     fixed_split_tokens: cut each request at multiples of it instead, so that a request's result does not depend on
     the rest of the batch; needs `max_context`, the longest committed context in tokens, to size the workspace.
@@ -221,18 +222,14 @@ class VerifyPlan:
         expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         # Under fixed split a request's result may not depend on what else the step holds.
         most = 1 if self.fixed_split else min(self.path.usable_shares(self.shape, block_rows), parts)
-        rule = f"0 ({self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}: no such shares)"
-        up_to = []
-        for name, given, of_chosen, shares in (
-            ("halved_tiles", halved_tiles, chosen.halved_tiles, 2),
-            ("third_tiles", third_tiles, chosen.third_tiles, 3),
-        ):
-            tiles_ = given
-            if tiles_ is None:
-                tiles_ = of_chosen if shares <= most and block_rows == chosen.block_rows else 0
-            expect_int(name, tiles_, 0, MAX_CONTEXT)
-            expect(shares <= most or tiles_ == 0, name, rule, tiles_)
-            up_to.append(tiles_)
+        where = f"{self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}"
+        if halved_tiles is None and third_tiles is None and block_rows == chosen.block_rows:
+            halved_tiles = chosen.halved_tiles if most >= 2 else 0
+            third_tiles = chosen.third_tiles if most >= 3 else 0
+        up_to = [0 if up_to is None else up_to for up_to in (halved_tiles, third_tiles)]
+        for shares, name, up_to_tiles in ((2, "halved_tiles", up_to[0]), (3, "third_tiles", up_to[1])):
+            expect_int(name, up_to_tiles, 0, MAX_CONTEXT)
+            expect(shares <= most or up_to_tiles == 0, name, f"0 ({where}: no such shares)", up_to_tiles)
         return cost.Tiling(-(-self.shape.rows // block_rows), block_rows, parts, overhead_tiles, *up_to)
 
     def _workspace(self, max_context: int | None) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so that the tool knows its bounds
 
+import numpy as np
 import torch
 
 from treemla import (
@@ -28,7 +29,7 @@ from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
 from treemla.tiles import KernelPath
 
-POOL_SLOTS = 1000
+POOL_SLOTS = 1600
 PAGE = 16
 TOLERANCE = 0.05  # enough to tell a right answer from garbage; tests/parity says how right
 
@@ -57,7 +58,7 @@ CASES = (
     SanitizeCase(7, 8),
     SanitizeCase(8, 9, index_dtype=torch.int32),
     SanitizeCase(1, 64, lengths=(65,), layout=MaskLayout.QLEN_ONLY, ranges=True, fixed_split=32),
-    SanitizeCase(8, 1, lengths=(900,), parts=40, chain=True),
+    SanitizeCase(8, 1, lengths=(1500,), parts=40, chain=True),
 )
 
 # Row bytes, moves, disjoint: whole rows, slices of a row, one chunk of a row, several groups.
@@ -102,7 +103,7 @@ def _step(
     """Words, out and lse."""
     split = {"fixed_split_tokens": case.fixed_split, "max_context": 512} if case.fixed_split else {}
     _, rows = path.row_blocks(shape)
-    tiling = Tiling(1, rows, shares * case.parts, 0).by_shares(shares)
+    tiling = Tiling(1, rows, shares * case.parts + shares - 1, 0).by_shares(shares)  # CTAs of no part, too
     cut = {name: getattr(tiling, name) for name in ("block_rows", "parts", "halved_tiles", "third_tiles")}
     plan = VerifyPlan(shape, len(case.lengths), q.device, path=path.name, **cut, **split)
     for name in ("committed", "pieces", "part_work", "request_ptr", "partial_out", "partial_lse"):
@@ -163,9 +164,11 @@ def run_moves(row_bytes: int, moves: int, *, disjoint: bool) -> None:
 
 
 def has_warps_that_meet(case: SanitizeCase) -> bool:
-    """In combine, by the plan's own cut."""
+    """In combine: by some request's pieces, and by what the launch has warps for."""
     plan = VerifyPlan(VerifyShape(case.heads, case.tree_tokens), len(case.lengths), "cpu", parts=case.parts)
-    return not case.fixed_split and combine.most_shift(plan, len(case.lengths)) > combine.MOST_PIECE_SHIFT
+    pieces = np.diff(plan.mirror(np.array(case.lengths, np.int32)).request_ptr).max()
+    alone = combine.LANE_PIECES << combine.MOST_PIECE_SHIFT
+    return pieces > alone and combine.most_shift(plan, len(case.lengths)) > combine.MOST_PIECE_SHIFT
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def test_only_a_model_that_is_near_is_red():
     assert "No measurement" in bound.shown(code(), [])
 
 
-def test_of_a_kernel_that_also_takes_halves_the_loops_of_whole_blocks_are_counted():
+def test_of_a_kernel_that_also_takes_shares_the_loops_of_whole_blocks_are_counted():
     loops = (
         {"HGMMA.64x72x16.F32.BF16": 16},
         {"HGMMA.64x72x16.F32.BF16": 4},

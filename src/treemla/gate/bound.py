@@ -91,7 +91,7 @@ def predict(case: VerifyCase, gpu: Gpu, code: Mapping[str, KernelCode]) -> Predi
 
 
 def whole_block(kernel: KernelCode, block_rows: int) -> list[Mapping[str, int]]:
-    """The loops that work on all rows of a block: a wgmma kernel has others for halves of it, with fewer columns."""
+    """The loops that work on all rows of a block: a wgmma kernel has others for shares of it, with fewer columns."""
     columns = re.compile(rf"HGMMA\.\d+x{block_rows}x")
     return [
         loop
