@@ -11,8 +11,10 @@ LANE_PIECES = 5  # partial rows that a lane reads at once
 MOST_PIECE_SHIFT = 2
 MOST_GROUP_SHIFT = 5
 MOST_WARPS = 4608  # a tenth more than an H200 runs at once
-MOST_MEETING_WARPS = 2304  # where they share rows: none waits for one that does not run yet
-CTAS_AN_SM = range(2, 5)  # by registers no more; one alone starts late where SMs were idle beside verify
+MOST_MEETING_WARPS = 2304  # where warps share a row, none waits for one that does not run yet
+LEAST_AN_SM = 2  # CTAs; one alone starts late where SMs were idle beside verify
+MOST_AN_SM = 4  # by registers
+MOST_MEETING_AN_SM = 3
 STATIC_SHARED_BYTES = 11_264  # what it holds, by the compiler padded to 1,024
 DRIVER_SHARED_BYTES = 1024  # of every CTA
 SHARED_GRANULE_BYTES = 128
@@ -30,7 +32,9 @@ def most_shift(plan: "VerifyPlan", batch: int) -> int:
     warps = requests * _row_warps(plan)
     shift = 0
     while shift < MOST_GROUP_SHIFT and pieces > LANE_PIECES << shift:
-        if warps << shift + 1 > (MOST_WARPS if shift < MOST_PIECE_SHIFT else MOST_MEETING_WARPS):
+        # Of several requests one may have most of the pieces: the first warps that meet are then worth their waiting.
+        one_warp_s = shift < MOST_PIECE_SHIFT or (shift == MOST_PIECE_SHIFT and requests > 1)
+        if warps << shift + 1 > (MOST_WARPS if one_warp_s else MOST_MEETING_WARPS):
             break
         shift += 1
     return shift
@@ -41,12 +45,13 @@ def grid(plan: "VerifyPlan", batch: int, shift: int) -> tuple[int, int]:
     return -(-(_row_warps(plan) << shift) // CTA_WARPS), batch
 
 
-def shared_bytes(ctas: int, num_sms: int, sm_shared_bytes: int) -> int:
+def shared_bytes(ctas: int, shift: int, num_sms: int, sm_shared_bytes: int) -> int:
     """Dynamic shared memory of a CTA, unused: SMs with room for no more than an equal share of `ctas`. Else the first
-    SMs that verify leaves would take all of them, and merge for the others.
+    SMs that verify leaves would take all of them, and merge for the others. shift: `most_shift`.
     """
-    share = min(max(-(-ctas // num_sms), CTAS_AN_SM[0]), CTAS_AN_SM[-1])
-    if share == CTAS_AN_SM[-1]:
+    most = MOST_AN_SM if shift <= MOST_PIECE_SHIFT else MOST_MEETING_AN_SM
+    share = min(max(-(-ctas // num_sms), LEAST_AN_SM), most)
+    if share == MOST_AN_SM:
         return 0
     cta_bytes = sm_shared_bytes // (share * SHARED_GRANULE_BYTES) * SHARED_GRANULE_BYTES
     return cta_bytes - STATIC_SHARED_BYTES - DRIVER_SHARED_BYTES

@@ -29,6 +29,9 @@ Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
 ALWAYS = 2**30  # tiles
 MOST_SHARED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows shares is 1 to 3% slower where they do not
+SHARE_COST = (
+    0.02  # of a step's time, for each CTA beyond the first that shares a block, beside a launch of as low blocks
+)
 MOST_SHARED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
 OVERHEADS = (1, 2, 3, 4, 6)
@@ -136,8 +139,9 @@ def estimate(
 ) -> Estimate:
     """One layer of a step whose requests have these committed lengths."""
     made = tiling.schedule(contexts, shape.tree_tokens, kernel)
-    if made.shares[0] > 1:
-        return estimate(constants, kernel, shape, contexts, tiling.of_shares(kernel, int(made.shares[0])), num_sms)
+    if (shares := int(made.shares[0])) > 1:
+        of_low = estimate(constants, kernel, shape, contexts, tiling.of_shares(kernel, shares), num_sms)
+        return replace(of_low, layer_us=of_low.layer_us + SHARE_COST * (shares - 1) * of_low.us)
     rows, tile_tokens = tiling.block_rows, kernel.tile_tokens
     request, begin, end, slot = made.pieces.T
     piece_tiles = -(-(end - begin) // tile_tokens)
@@ -221,7 +225,7 @@ def with_shares(constants: Constants, kernel: KernelPath, shape: VerifyShape, nu
     most = min(kernel.usable_shares(shape, whole.block_rows), whole.parts)
     if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
         return whole
-    cuts = [whole.of_shares(kernel, shares) for shares in range(1, most + 1)]
+    cuts = [whole.by_shares(shares) for shares in range(1, most + 1)]
     up_to, step = [0, 0], max(1, whole.parts // 6)  # a tile of all parts is two halves' and three thirds'
     for tiles in range(step, MOST_SHARED_PART_TILES * whole.parts, step):
         lone = (tiles * kernel.tile_tokens - shape.tree_tokens,)

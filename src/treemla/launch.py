@@ -198,10 +198,10 @@ def verify(
         plan.device,
         grid,
         32 * combine.CTA_WARPS,
-        combine.shared_bytes(math.prod(grid), gpu.multi_processor_count, sm_bytes),
+        combine.shared_bytes(math.prod(grid), most_shift, gpu.multi_processor_count, sm_bytes),
         args,
         *extents,
-        shared_limit_bytes=combine.shared_bytes(1, 1, sm_bytes),
+        shared_limit_bytes=combine.shared_bytes(1, 0, 1, sm_bytes),
         overlaps_previous=True,
     )
 

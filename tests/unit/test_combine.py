@@ -19,6 +19,8 @@ from treemla.problem import VerifyShape
         (9, 1, 10, 1),
         (9, 1, 132, 4),
         (9, 2, 132, 3),
+        (9, 4, 132, 3),
+        (9, 5, 132, 2),
         (9, 8, 132, 2),
         (9, 16, 132, 1),
         (9, 64, 132, 0),
@@ -53,11 +55,16 @@ def test_the_grid_has_a_warp_for_every_group_and_no_idle_cta(rows: int, shift: i
 SM_SHARED_BYTES = {132: 233_472, 188: 102_400}  # by SMs: an H200, an RTX PRO 6000
 
 
-@pytest.mark.parametrize(("waves", "an_sm"), [(0.01, 2), (1, 2), (2, 2), (2.1, 3), (3, 3), (3.1, 4), (80, 4)])
+@pytest.mark.parametrize(
+    ("waves", "shift", "an_sm"),
+    [(0.01, 5, 2), (1, 0, 2), (2, 3, 2), (2.1, 2, 3), (3, 2, 3), (3.1, 2, 4), (80, 0, 4), (3.1, 3, 3), (80, 5, 3)],
+)
 @pytest.mark.parametrize("num_sms", SM_SHARED_BYTES)
-def test_an_sm_has_room_for_its_share_of_the_ctas_and_no_more(num_sms: int, waves: float, an_sm: int) -> None:
+def test_an_sm_has_room_for_its_share_of_the_ctas_and_no_more(
+    num_sms: int, waves: float, shift: int, an_sm: int
+) -> None:
     """By registers there is room for four; the granule is 128 bytes."""
-    asked = combine.shared_bytes(math.ceil(waves * num_sms), num_sms, SM_SHARED_BYTES[num_sms])
+    asked = combine.shared_bytes(math.ceil(waves * num_sms), shift, num_sms, SM_SHARED_BYTES[num_sms])
     held = -(-(combine.STATIC_SHARED_BYTES + asked) // 128) * 128 + combine.DRIVER_SHARED_BYTES
     assert min(4, SM_SHARED_BYTES[num_sms] // held) == an_sm
     assert 0 <= asked <= SM_SHARED_BYTES[num_sms] - 1024 - combine.STATIC_SHARED_BYTES  # what a CTA may have

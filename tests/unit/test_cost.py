@@ -65,7 +65,7 @@ def test_the_model_is_near_what_an_h200_took(contexts, tree_tokens, heads, expec
 def test_the_shares_that_the_model_takes_for_the_quickest_are_nearly_so(contexts, measured) -> None:
     whole = cost.Tiling(1, 72, SMS, 2)
     said = [us(contexts=contexts, tiling=whole.by_shares(shares)) for shares in (1, 2, 3)]
-    assert measured[int(np.argmin(said))] <= 1.05 * min(measured)
+    assert measured[int(np.argmin(said))] <= 1.07 * min(measured)
 
 
 def test_shares_end_where_they_are_the_slower_ones() -> None:
