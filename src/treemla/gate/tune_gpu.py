@@ -59,7 +59,7 @@ def run(gpu: Gpu, cases: Sequence[VerifyCase], timer: Timer, of: tuned.Fingerpri
         rows.append(sweep(gpu, case, timer, (made, before)))
         print(f"{case.id}: {len(rows[-1].us)} tilings", flush=True)
     off, before_off = worst_off(gpu, made, rows), worst_off(gpu, before, rows)
-    keep = off <= before_off + cost.ALIKE
+    keep = off <= max(before_off, MOST_OFF)
     print(f"\n{show_rows(gpu, made if keep else before, rows)}\n")
     print(
         f"farthest from the best of a row: {100 * off:.1f}% by these constants, {100 * before_off:.1f}% by those before"
