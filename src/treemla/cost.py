@@ -30,7 +30,7 @@ ALIKE = 0.01  # of a time: less than the model is wrong by
 ALWAYS = 2**30  # tiles
 MOST_SHARED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows shares is 1 to 3% slower where they do not
 SHARE_COST = (
-    0.02  # of a step's time, for each CTA beyond the first that shares a block, beside a launch of as low blocks
+    0.02  # of a step's time, for each CTA of a block beyond the first: a launch of as low blocks is so much quicker
 )
 MOST_SHARED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
@@ -140,8 +140,7 @@ def estimate(
     """One layer of a step whose requests have these committed lengths."""
     made = tiling.schedule(contexts, shape.tree_tokens, kernel)
     if (shares := int(made.shares[0])) > 1:
-        of_low = estimate(constants, kernel, shape, contexts, tiling.of_shares(kernel, shares), num_sms)
-        return replace(of_low, layer_us=of_low.layer_us + SHARE_COST * (shares - 1) * of_low.us)
+        return estimate(constants, kernel, shape, contexts, tiling.of_shares(kernel, shares), num_sms)
     rows, tile_tokens = tiling.block_rows, kernel.tile_tokens
     request, begin, end, slot = made.pieces.T
     piece_tiles = -(-(end - begin) // tile_tokens)
@@ -204,11 +203,17 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
     """The tiling that is never far from the best: its largest ratio to the best tiling of a step is the least. Of those
     that the model hardly tells apart the first: fewest blocks, a wave of CTAs, the overhead of a piece.
 
-    A plan is captured before lengths are known, so one tiling serves all its steps.
+    A plan is captured before lengths are known, so one tiling serves all its steps. Of a single step they are known: no
+    block need be shared then where a launch of lower blocks does the same.
     """
 
+    def us_of(tiling: Tiling, step: tuple[int, ...]) -> float:
+        us = estimate(constants, kernel, shape, step, tiling, num_sms).us
+        shares = tiling.schedule(step, shape.tree_tokens, kernel).shares[0] if len(steps) == 1 else 1
+        return us * (1 + SHARE_COST * (shares - 1))
+
     def best_of(considered: Sequence[Tiling]) -> Tiling:
-        us = np.array([[estimate(constants, kernel, shape, s, t, num_sms).us for s in steps] for t in considered])
+        us = np.array([[us_of(tiling, step) for step in steps] for tiling in considered])
         worst = (us / us.min(axis=0)).max(axis=1)
         return considered[int((worst <= worst.min() * (1 + ALIKE)).argmax())]
 
@@ -225,8 +230,11 @@ def with_shares(constants: Constants, kernel: KernelPath, shape: VerifyShape, nu
     most = min(kernel.usable_shares(shape, whole.block_rows), whole.parts)
     if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
         return whole
-    cuts = [whole.by_shares(shares) for shares in range(1, most + 1)]
-    up_to, step = [0, 0], max(1, whole.parts // 6)  # a tile of all parts is two halves' and three thirds'
+    cuts = [whole.of_shares(kernel, shares) for shares in range(1, most + 1)]
+    up_to, step = (
+        [0, 0],
+        max(1, whole.parts // 6),
+    )  # tiles at which whole parts, halves' and thirds' are all full, and between
     for tiles in range(step, MOST_SHARED_PART_TILES * whole.parts, step):
         lone = (tiles * kernel.tile_tokens - shape.tree_tokens,)
         us = [estimate(constants, kernel, shape, lone, cut, num_sms).us for cut in cuts]

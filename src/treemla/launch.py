@@ -201,7 +201,7 @@ def verify(
         combine.shared_bytes(math.prod(grid), most_shift, gpu.multi_processor_count, sm_bytes),
         args,
         *extents,
-        shared_limit_bytes=combine.shared_bytes(1, 0, 1, sm_bytes),
+        shared_limit_bytes=combine.shared_bytes(1, 0, 1, sm_bytes),  # of the fewest CTAs: the most
         overlaps_previous=True,
     )
 
@@ -285,7 +285,7 @@ def _function(name: str, device: torch.device, shared_limit_bytes: int) -> Any:
     from cuda.bindings import driver
 
     kernel = driver.CUkernel(int(cubins.kernel(name, device).handle))
-    if shared_limit_bytes > 0:  # with what is static no more than 48 KB, were it not said
+    if shared_limit_bytes > 0:  # else static and dynamic bytes together may be 48 KB
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         (error,) = driver.cuKernelSetAttribute(attribute, shared_limit_bytes, kernel, driver.CUdevice(device.index))
         _raise_on(error, f"{name}: {shared_limit_bytes} bytes of shared memory on {device}")

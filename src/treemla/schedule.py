@@ -72,7 +72,7 @@ def balanced_schedule(
 ) -> Schedule:
     """Cut the concatenated KV into `parts` of equal cost. committed: [B] int32, OVERLONG allowed. overhead: of a
     request, in tiles. tile_tokens: of the kernel, a power of two up to MIN_PART_TOKENS. halved_tiles, third_tiles: row
-    blocks are taken by two, or by three, CTAs where the step costs at most so many."""
+    blocks are taken by two, or by three, CTAs where the step costs at most so many; parts: then at least as many."""
     batch = len(committed)
     held = np.where(committed == OVERLONG, 0, -(-(committed + tree_tokens) // tile_tokens))
     begin = np.concatenate([[0], np.cumsum(held + overhead)])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape
+from treemla import SlotRanges, SlotTable, VerifyPlan, VerifyShape, cost
 from treemla.schedule import DIRECT, OVERLONG, Schedule
 
 SHAPE = VerifyShape(num_heads=2, tree_tokens=4, latent_dim=16, rope_dim=8, dtype=torch.float32)
@@ -238,6 +238,34 @@ def test_load_refuses_what_the_plan_cannot_hold(changed: dict[str, list], messag
 def test_a_plan_without_such_shares_says_why(cut: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"(halved|third)_tiles: expected 0 \(.*: no such shares\), got 5"):
         VerifyPlan(VerifyShape(8, 9), 1, "cpu", **cut)
+
+
+def test_a_plan_shares_blocks_as_it_is_told_by_either_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, wgmma = VerifyShape(8, 9), {"path": "wgmma", "block_rows": 72, "parts": 6}
+    for cut, shares in (({"third_tiles": 9}, 3), ({"halved_tiles": 9}, 2), ({}, 1)):
+        plan = VerifyPlan(shape, 1, "cpu", **wgmma, **cut)
+        assert plan.by_shares == (shares > 1)
+        assert plan.mirror(np.array([500], np.int32)).shares.tolist() == [shares]
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        ({}, (50, 20)),
+        ({"parts": 2}, (50, 0)),
+        ({"parts": 1}, (0, 0)),
+        ({"block_rows": 64}, (0, 0)),
+        ({"third_tiles": 7}, (0, 7)),
+    ],
+    ids=str,
+)
+def test_the_model_s_shares_are_taken_where_there_are_such(
+    cut: dict[str, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with another height, and no more of them than parts; one that the caller names leaves the other 0."""
+    monkeypatch.setattr(VerifyPlan, "_tiling", lambda plan, contexts: cost.Tiling(1, 72, 9, 2, 50, 20))
+    plan = VerifyPlan(VerifyShape(8, 9), 1, "cpu", path="wgmma", **cut)
+    assert (plan.halved_tiles, plan.third_tiles) == expected
 
 
 def test_from_tensors_is_the_plan_that_verify_reads() -> None:

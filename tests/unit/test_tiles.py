@@ -60,3 +60,10 @@ def test_the_planner_can_count_in_a_kernel_s_tiles(path) -> None:
     """It shifts by them, a part's least length is whole tiles, and a fixed split may be one of TILE_TOKENS."""
     assert path.tile_tokens.bit_count() == 1
     assert TILE_TOKENS <= path.tile_tokens <= MIN_PART_TOKENS
+
+
+def test_a_kernel_s_name_says_which_shares_it_knows() -> None:
+    assert [WGMMA.kernel_name(rows, by_shares=True).rpartition("_r")[2] for rows in (8, 16, 40, 48, 64, 72)] == [
+        "8", "16_8", "40_24", "48_24_16", "64_32_24", "72_40_24",
+    ]  # fmt: skip
+    assert MMA.kernel_name(40, by_shares=True) == MMA.kernel_name(40) == "treemla_verify_mma_r40"

@@ -31,7 +31,9 @@ class MadeUpTimer:
 
     def __call__(self, case, tiling) -> float:
         self.asked.append((case, tiling))
-        return self.gpu.estimate(self.truth, case, tiling).us * math.exp(self.noise * self.random.gauss(0, 1))
+        shares = tiling.schedule(case.contexts, case.tree_tokens, self.gpu.kernel).shares[0]
+        us = self.gpu.estimate(self.truth, case, tiling).us * (1 + cost.SHARE_COST * (shares - 1))
+        return us * math.exp(self.noise * self.random.gauss(0, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -158,10 +160,13 @@ def test_the_timer_runs_the_plan_that_was_asked_for_and_keeps_its_time_at_once(m
     assert timer(case, cost.Tiling(2, 40, 5, 3)) == 3.0
     assert schema.load(out) == timer.made and "overhead 3: 3.0 us" in capsys.readouterr().out
     assert timer(case, cost.Tiling(1, 72, 7, 1)) == 3.0
+    assert timer(case, cost.Tiling(1, 72, 7, 1).by_shares(3)) == 3.0
+    assert [(plan.halved_tiles > 0, plan.third_tiles > 0) for plan in ran[-1:]] == [(False, True)]
     cut = {(plan.blocks, plan.block_rows, plan.parts, plan.overhead_tiles, plan.batch) for plan in ran}
     assert cut == {(2, 40, 5, 3, 2), (1, 72, 7, 1, 2)}
     assert [(m.case, m.metric, m.value) for m in timer.made] == [
         (case.id, "verify_wgmma_r40_p5_o3", 3.0),
         (case.id, "verify_wgmma_r72_p7_o1", 3.0),
+        (case.id, "verify_wgmma_r72_p7_o1_third", 3.0),
     ]
     assert schema.load(out) == timer.made

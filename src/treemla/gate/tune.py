@@ -18,7 +18,6 @@ from treemla.tiles import ROW_TILE, KernelPath
 
 ROWS = tuple(case for case in PEER_CASES if case.page_size == 1)
 MOST_OFF = 0.02  # of the choice from the best of the sweep
-PLANNED_WORSE = 0.05  # that much farther off may plans for any length be: they serve more lengths than the table has
 PULL = 0.002  # of the defaults on a constant that no probe shows, beside relative errors of some percent
 
 Timer = Callable[[VerifyCase, cost.Tiling], float]  # median microseconds of a layer
@@ -136,11 +135,6 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
 def worst_off(gpu: Gpu, constants: cost.Constants, rows: Sequence[Row]) -> float:
     """Of the tilings that the constants choose for each row's own lengths."""
     return max(row.off(gpu.choose(constants, row.case, (row.case.contexts,))) for row in rows)
-
-
-def worst_planned(gpu: Gpu, constants: cost.Constants, rows: Sequence[Row]) -> float:
-    """Of the plans for any length that the constants choose."""
-    return max(row.off(gpu.choose(constants, row.case, cost.design_steps(row.case.batch))) for row in rows)
 
 
 def show_fit(gpu: Gpu, constants: cost.Constants, measured: Sequence[tuple[Probe, float]]) -> str:
