@@ -174,8 +174,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
         device,
         parts=case.parts or None,
         path=case.path or None,
-        **_shares(case),
-        **_fixed_split(case),
+        **_cut(case),
     )
     plan.update(seq_lens, slots, tail=case.tail)
 
@@ -221,16 +220,11 @@ def _words(case: Case, seed: int, device: torch.device) -> torch.Tensor | None:
     return torch.from_numpy(words).to(device)
 
 
-def _shares(case: Case) -> dict[str, int]:
-    if not case.shares:
-        return {}
-    blocks, rows = WGMMA.row_blocks(case.shape)
-    tiling = cost.Tiling(blocks, rows, case.parts, 0).by_shares(case.shares)
-    return {name: getattr(tiling, name) for name in ("block_rows", "halved_tiles", "third_tiles")}
-
-
-def _fixed_split(case: Case) -> dict[str, int]:
-    return {"fixed_split_tokens": case.split, "max_context": max(1, *case.lengths, 0)} if case.split else {}
+def _cut(case: Case) -> dict[str, int]:
+    if case.split:
+        return {"fixed_split_tokens": case.split, "max_context": max(1, *case.lengths, 0)}
+    by = cost.Tiling(*WGMMA.row_blocks(case.shape), case.parts, 0).by_shares(case.shares)
+    return {name: getattr(by, name) for name in ("block_rows", "halved_tiles", "third_tiles")} if case.shares else {}
 
 
 def _place(case: Case, random: np.random.Generator, device: torch.device) -> tuple[list[torch.Tensor], int]:
