@@ -29,9 +29,8 @@ Steps = tuple[tuple[int, ...], ...]  # the committed lengths of each
 ALIKE = 0.01  # of a time: less than the model is wrong by
 ALWAYS = 2**30  # tiles
 MOST_SHARED_BLOCKS = 2  # more gain next to nothing, and a kernel that knows shares is 1 to 3% slower where they do not
-SHARE_COST = (
-    0.02  # of a step's time, for each CTA of a block beyond the first: a launch of as low blocks is so much quicker
-)
+# Of a step's time, for each CTA of a block beyond the first: a launch of as low blocks is so much quicker.
+SHARE_COST = 0.02
 MOST_SHARED_PART_TILES = 16  # of each part, before memory and arithmetic are all that counts
 MOST_BLOCKS = 2  # times the fewest: more would read every KV row that often from L2
 OVERHEADS = (1, 2, 3, 4, 6)
@@ -231,10 +230,8 @@ def with_shares(constants: Constants, kernel: KernelPath, shape: VerifyShape, nu
     if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
         return whole
     cuts = [whole.of_shares(kernel, shares) for shares in range(1, most + 1)]
-    up_to, step = (
-        [0, 0],
-        max(1, whole.parts // 6),
-    )  # tiles at which whole parts, halves' and thirds' are all full, and between
+    up_to = [0, 0]
+    step = max(1, whole.parts // 6)  # so that whole parts, halves' and thirds' are all looked at when they are full
     for tiles in range(step, MOST_SHARED_PART_TILES * whole.parts, step):
         lone = (tiles * kernel.tile_tokens - shape.tree_tokens,)
         us = [estimate(constants, kernel, shape, lone, cut, num_sms).us for cut in cuts]

@@ -240,7 +240,7 @@ def test_a_plan_without_such_shares_says_why(cut: dict[str, object]) -> None:
         VerifyPlan(VerifyShape(8, 9), 1, "cpu", **cut)
 
 
-def test_a_plan_shares_blocks_as_it_is_told_by_either_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_shares_blocks_as_it_is_told_by_either_kind() -> None:
     shape, wgmma = VerifyShape(8, 9), {"path": "wgmma", "block_rows": 72, "parts": 6}
     for cut, shares in (({"third_tiles": 9}, 3), ({"halved_tiles": 9}, 2), ({}, 1)):
         plan = VerifyPlan(shape, 1, "cpu", **wgmma, **cut)

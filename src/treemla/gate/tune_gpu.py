@@ -1,4 +1,4 @@
-"""`python -m treemla tune`: measures this GPU, shows what follows, keeps the constants where they choose better."""
+"""`python -m treemla tune`: measures this GPU, shows what follows, keeps the constants unless they choose worse."""
 
 from collections.abc import Sequence
 from dataclasses import replace
