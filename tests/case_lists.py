@@ -9,7 +9,7 @@ import torch
 from cases import FAMILIES, FP8_DTYPES, LOW, MIXES, RISING, SLOTS, TREES, Case
 
 from treemla import cubins
-from treemla.tiles import WGMMA
+from treemla.tiles import MAX_PARTS, WGMMA
 
 TREE_TOKENS = (1, 2, 8, 9, 16, 17, 32, 33, 63, 64)
 HEADS = (1, 2, 3, 5, 8, 16, 20, 64, 128)
@@ -107,10 +107,10 @@ def _shares(case: Case) -> range:
     if case.split or case.path or sum(case.lengths) > 25_000 or not has_wgmma:
         return range(0)
     blocks, rows = WGMMA.row_blocks(case.shape)
-    most = WGMMA.usable_shares(case.shape, rows)
+    most = WGMMA.usable_shares(case.shape, rows, case.parts or MAX_PARTS)
     if most == 1 or blocks > MOST_BLOCKS:
         return range(0)
-    return range(1, 1 + min(most, case.parts or most))
+    return range(1, 1 + most)
 
 
 CASES = {"cpu": list(dict.fromkeys(_cpu_cases())), "cuda": _on_each_path(_gpu_cases())}

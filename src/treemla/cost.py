@@ -226,7 +226,7 @@ def choose(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms
 
 def with_shares(constants: Constants, kernel: KernelPath, shape: VerifyShape, num_sms: int, whole: Tiling) -> Tiling:
     """`whole`, and up to how many tiles of a lone request shares of its blocks are the quicker."""
-    most = min(kernel.usable_shares(shape, whole.block_rows), whole.parts)
+    most = kernel.usable_shares(shape, whole.block_rows, whole.parts)
     if most == 1 or whole.blocks > MOST_SHARED_BLOCKS:
         return whole
     cuts = [whole.of_shares(kernel, shares) for shares in range(1, most + 1)]

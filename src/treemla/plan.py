@@ -221,7 +221,7 @@ class VerifyPlan:
         expect_int("parts", parts, 1, tiles.MAX_PARTS)
         expect_int("overhead_tiles", overhead_tiles, 0, MAX_OVERHEAD_TILES)
         # Under fixed split a request's result may not depend on what else the step holds.
-        most = 1 if self.fixed_split else min(self.path.usable_shares(self.shape, block_rows), parts)
+        most = 1 if self.fixed_split else self.path.usable_shares(self.shape, block_rows, parts)
         where = f"{self.path.name}, {block_rows} rows, {parts} parts{', fixed split' * self.fixed_split}"
         if halved_tiles is None and third_tiles is None and block_rows == chosen.block_rows:
             halved_tiles = chosen.halved_tiles if most >= 2 else 0

@@ -60,11 +60,11 @@ class KernelPath:
             return 1
         return 2 if block_rows < self.third_block_rows else 3
 
-    def usable_shares(self, shape: VerifyShape, block_rows: int) -> int:
-        """CTAs that may take each block of a shape together: of the last, too, each has a row."""
+    def usable_shares(self, shape: VerifyShape, block_rows: int, parts: int) -> int:
+        """CTAs that may take each block of a shape together: of the last, too, each has a row, and some part is left."""
         last_rows = (shape.rows - 1) % block_rows + 1
         shares = range(1, self.most_shares(block_rows) + 1)
-        return max(n for n in shares if (n - 1) * self.share_rows(block_rows, n) < last_rows)
+        return max(n for n in shares if (n - 1) * self.share_rows(block_rows, n) < last_rows and n <= parts)
 
     def share_rows(self, block_rows: int, shares: int) -> int:
         """Rows of each share of a block but the last, which has what is left."""

@@ -27,7 +27,7 @@ from treemla import (
 from treemla.cost import Tiling
 from treemla.kv import move_rows
 from treemla.problem import CUDA_KV_DTYPES
-from treemla.tiles import KernelPath
+from treemla.tiles import MAX_PARTS, KernelPath
 
 POOL_SLOTS = 1600
 PAGE = 16
@@ -181,7 +181,11 @@ def main() -> None:
             raise SystemExit(f"{path.name}: no case has row blocks of height {sorted(missing)}")
         for case in CASES:
             rows = path.row_blocks(VerifyShape(case.heads, case.tree_tokens))[1]
-            most = 1 if case.fixed_split else path.usable_shares(VerifyShape(case.heads, case.tree_tokens), rows)
+            most = (
+                1
+                if case.fixed_split
+                else path.usable_shares(VerifyShape(case.heads, case.tree_tokens), rows, MAX_PARTS)
+            )
             for kv_dtype in CUDA_KV_DTYPES:
                 for shares in range(1, most + 1):
                     run(case, path, kv_dtype, shares)

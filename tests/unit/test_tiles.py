@@ -6,7 +6,7 @@ import pytest
 
 from treemla.problem import VerifyShape
 from treemla.schedule import MIN_PART_TOKENS
-from treemla.tiles import MMA, PATHS, TILE_TOKENS, WGMMA
+from treemla.tiles import MAX_PARTS, MMA, PATHS, TILE_TOKENS, WGMMA
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,8 @@ def test_every_usable_share_of_every_block_has_a_row_and_together_they_have_all(
     for heads, tree_tokens in product((1, 2, 3, 7, 8, 16, 64), (1, 2, 5, 9, 31, 64)):
         shape = VerifyShape(heads, tree_tokens)
         for rows in path.block_heights:
-            shares = path.usable_shares(shape, rows)
+            shares = path.usable_shares(shape, rows, MAX_PARTS)
+            assert [path.usable_shares(shape, rows, parts) for parts in (1, 2)] == [1, min(2, shares)]
             assert 1 <= shares <= path.most_shares(rows)
             step = path.share_rows(rows, shares)
             blocks = range(0, shape.rows, rows)

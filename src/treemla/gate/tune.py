@@ -120,7 +120,7 @@ def sweep(gpu: Gpu, case: VerifyCase, timer: Timer, made: Sequence[cost.Constant
         tiling.by_shares(shares)
         for tiling in tilings
         if tiling.blocks <= cost.MOST_SHARED_BLOCKS
-        for shares in range(2, min(gpu.kernel.usable_shares(shape_of(case), tiling.block_rows), tiling.parts) + 1)
+        for shares in range(2, gpu.kernel.usable_shares(shape_of(case), tiling.block_rows, tiling.parts) + 1)
     )
     us: dict[cost.Tiling, float] = {}
     timed: dict[Cut, float] = {}
